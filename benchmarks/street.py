@@ -1,0 +1,119 @@
+"""Accuracy of source, SaN, TTA and self-adaptation on a folder of images with labels.
+
+    python benchmarks/street.py DOMAIN --weights FILE -o rows.csv --run official --run paper:0.01
+
+DOMAIN holds ``images/NAME.jpg`` and ``labels/NAME.png`` (Cityscapes train ids). Classes are merged
+into the space a CARLA-trained network can know: riders are persons, all vehicles are cars. Images
+are enlarged to twice their size, probabilities are brought back before they are scored.
+"""
+
+import argparse
+import csv
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from selfadapt import SelfAdapt, create_model
+from selfadapt.images import load_image
+from selfadapt.metrics import calibration_bins, confusion_matrix, ece, iou, merge_classes
+from selfadapt.result import Result
+
+MERGES = {12: 11, 14: 13, 15: 13, 16: 13, 17: 13, 18: 13}
+ENLARGE = 2
+
+
+class Score:
+    """What one method scored over the images so far."""
+
+    def __init__(self) -> None:
+        self.confusion = torch.zeros(19, 19, dtype=torch.int64)
+        self.bins = torch.zeros(3, 10, dtype=torch.float64)
+        self.image_iou: list[float] = []
+        self.seconds: list[float] = []
+
+    def add(self, label: Tensor, probs: Tensor, seconds: float) -> None:
+        """Count one image."""
+        probs = F.interpolate(probs[None], label.shape, mode="bilinear")[0]
+        probs = merge_classes(probs, MERGES)
+        confusion = confusion_matrix(label, probs.argmax(dim=0), 19).cpu()
+        self.confusion += confusion
+        self.bins += calibration_bins(label, probs).cpu()
+        self.image_iou.append(float(iou(confusion).nanmean()))
+        self.seconds.append(seconds)
+
+
+def read_pairs(root: Path, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each enlarged image ``(3, H, W)`` with its label at the stored size."""
+    paths = sorted((root / "images").iterdir())
+    if not paths:
+        raise SystemExit(f"there are no images in {root / 'images'}")
+    for path in paths:
+        image = load_image(path).to(device)
+        size = (image.shape[1] * ENLARGE, image.shape[2] * ENLARGE)
+        label = torch.from_numpy(np.array(Image.open(root / "labels" / f"{path.stem}.png")))
+        label = label.long().to(device)
+        for old, new in MERGES.items():
+            label[label == old] = new
+        yield F.interpolate(image[None], size, mode="bilinear")[0].clamp(0, 1), label
+
+
+def evaluate(root: Path, methods: dict[str, SelfAdapt], device: str) -> dict[str, Score]:
+    """Run every method on every image; the first gives source, SaN and TTA too."""
+    scores = {name: Score() for name in ("source", "san", "tta", *methods)}
+    first = next(iter(methods.values()))
+    san = SelfAdapt(first.model, steps=0, mode="official")
+    for image, label in read_pairs(root, device):
+        plain: Result = san(image)
+        assert plain.source_probs is not None
+        assert plain.fused_probs is not None
+        scores["source"].add(label, plain.source_probs, 0)
+        scores["san"].add(label, plain.probs, 0)
+        scores["tta"].add(label, plain.fused_probs, 0)
+        for name, method in methods.items():
+            result = method(image)
+            scores[name].add(label, result.probs, result.seconds)
+    return scores
+
+
+def main() -> None:
+    """Print a table and write it as CSV."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("domain", type=Path)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--dilation", default="released")
+    parser.add_argument("--run", action="append", default=[], help="MODE or MODE:LR")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("-o", "--output", type=Path)
+    args = parser.parse_args()
+    model = create_model(
+        "deeplabv1_resnet50", style="caffe", dilation=args.dilation, weights=args.weights
+    ).to(args.device)
+    methods = {}
+    for run in args.run or ["official", "paper"]:
+        mode, _, lr = run.partition(":")
+        methods[run] = SelfAdapt(model, mode=mode, lr=float(lr) if lr else None, compare=False)
+    start = time.perf_counter()
+    scores = evaluate(args.domain, methods, args.device)
+    baseline = torch.tensor(scores["source"].image_iou)
+    rows = [["method", "mIoU", "ECE", "images made worse", "ms"]]
+    for name, score in scores.items():
+        worse = (torch.tensor(score.image_iou) < baseline).float().mean()
+        numbers = [iou(score.confusion).nanmean() * 100, ece(score.bins) * 100, worse * 100]
+        milliseconds = float(np.median(score.seconds)) * 1000
+        rows.append([name, *(f"{float(n):.2f}" for n in numbers), f"{milliseconds:.0f}"])
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print(f"{len(baseline)} images of {args.domain.name}, {time.perf_counter() - start:.0f} s")
+    if args.output:
+        with args.output.open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Segmentation networks that adapt themselves to each image.
+
+    import selfadapt
+
+    method = selfadapt.SelfAdapt(model)      # any segmentation network
+    result = method(image)                   # path, PIL image, array or tensor
+    result.label                             # (H, W); the model is as it was
+"""
+
+from selfadapt.adapt import SelfAdapt
+from selfadapt.models import MODELS, Interface, create_model, load_model, save_model
+from selfadapt.norm import apply_san, remove_san, san
+from selfadapt.pseudo import fuse, pseudo_label
+from selfadapt.result import Result
+from selfadapt.views import View, every_view, paper_views
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MODELS",
+    "Interface",
+    "Result",
+    "SelfAdapt",
+    "View",
+    "apply_san",
+    "create_model",
+    "every_view",
+    "fuse",
+    "load_model",
+    "paper_views",
+    "pseudo_label",
+    "remove_san",
+    "san",
+    "save_model",
+]

@@ -1,0 +1,175 @@
+"""Images in, pictures out: any form of image as one tensor, and masks as a person can see them."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image as PILImage
+from PIL import ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from selfadapt.pseudo import IGNORE
+
+Image = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
+"""A path, a PIL image, an array (H, W, C) or (H, W), or a tensor (C, H, W)."""
+
+
+def load_image(image: Image, channels: int = 3, *, normalized: bool = False) -> Tensor:
+    """Return ``image`` as a float tensor ``(channels, H, W)``, in [0, 1] unless ``normalized``.
+
+    Files and PIL images look as in a viewer: EXIF rotation is applied, palettes are resolved,
+    transparency is laid on white, 16-bit gray is scaled down, gray is repeated for colour networks.
+
+    Args:
+        image: A path, a PIL image, a uint8 or float array ``(H, W, C)`` or ``(H, W)``, or a uint8 or
+            float tensor ``(C, H, W)``. Float values lie in [0, 1].
+        channels: Number of channels the network takes.
+        normalized: The values of a float tensor are normalised already and may be any number.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        TypeError: Not a form of image.
+        ValueError: Not a readable image, or one with other channels, values or sizes.
+    """
+    if normalized and not (isinstance(image, Tensor) and image.is_floating_point()):
+        raise TypeError(
+            "normalized=True takes a float tensor (C, H, W) with the network's mean and deviation "
+            f"taken out, got {_describe(image)}; leave normalized out for raw images"
+        )
+    if isinstance(image, str | os.PathLike):
+        return _from_file(Path(image), channels)
+    if isinstance(image, PILImage.Image):
+        return _from_pil(image, channels)
+    if isinstance(image, np.ndarray):
+        image = _from_array(image)
+    if isinstance(image, Tensor):
+        return _check_tensor(image, channels, normalized)
+    raise TypeError(
+        "an image must be a path, a PIL image, an array (H, W, C) or a tensor (C, H, W), "
+        f"got {_describe(image)}"
+    )
+
+
+def _from_file(path: Path, channels: int) -> Tensor:
+    if path.is_dir():
+        raise ValueError(f"an image file is needed, but {path} is a folder")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no image file {path}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PILImage.DecompressionBombWarning)
+            with PILImage.open(path) as picture:
+                return _from_pil(picture, channels)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} is not an image file that can be read") from error
+    except (PILImage.DecompressionBombError, PILImage.DecompressionBombWarning) as error:
+        raise ValueError(f"{path} is larger than the pixels allowed in one image: {error}") from error
+    except (OSError, SyntaxError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read, it may be cut off or damaged: {error}") from error
+
+
+def _from_pil(picture: PILImage.Image, channels: int) -> Tensor:
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I"):  # 16 bits of gray
+        levels = np.asarray(picture).astype(np.float32)
+        if levels.min() < 0 or levels.max() > 65535:
+            raise ValueError(
+                "an integer image must hold 16-bit values, got values from "
+                f"{levels.min():.0f} to {levels.max():.0f}"
+            )
+        return _repeat_gray(torch.from_numpy(levels / 65535)[None], channels)
+    if picture.mode == "F":
+        return _check_tensor(torch.from_numpy(np.array(picture))[None], channels, False)
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        white = PILImage.new("RGBA", picture.size, "white")
+        picture = PILImage.alpha_composite(white, picture)
+    if channels not in (1, 3):
+        raise ValueError(
+            f"this network takes {channels} channels, which an image file cannot hold; "
+            f"give a tensor ({channels}, H, W) or an array (H, W, {channels})"
+        )
+    levels = np.array(picture.convert("L" if channels == 1 else "RGB"))
+    return torch.from_numpy(levels.reshape(*levels.shape[:2], channels)).permute(2, 0, 1) / 255
+
+
+def _from_array(image: np.ndarray) -> Tensor:
+    if image.ndim == 2:
+        image = image[..., None]
+    if image.ndim != 3:
+        raise ValueError(f"an image array must have the shape (H, W, C), got {image.shape}")
+    if image.shape[2] > 8 and image.shape[0] <= 4:
+        raise ValueError(
+            f"an image array must have the shape (H, W, C), got {image.shape}, which looks like "
+            "(C, H, W); use a torch tensor for that, or image.transpose(1, 2, 0)"
+        )
+    if image.dtype == np.uint16:
+        image = image.astype(np.float32) / 65535
+    if image.dtype != np.uint8 and not np.issubdtype(image.dtype, np.floating):
+        raise TypeError(f"an image array must be uint8, uint16 or float, got {image.dtype}")
+    return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
+
+
+def _check_tensor(image: Tensor, channels: int, normalized: bool) -> Tensor:
+    if image.dim() == 4 and len(image) == 1:
+        image = image[0]
+    if image.dim() != 3 or 0 in image.shape:
+        raise ValueError(
+            f"an image tensor must have the shape ({channels}, H, W), got {tuple(image.shape)}; "
+            "images are adapted to one at a time"
+        )
+    if image.dtype == torch.uint8:
+        image = image / 255
+    if not image.is_floating_point():
+        raise TypeError(f"an image tensor must be uint8 or float, got {image.dtype}")
+    image = image.detach().to(torch.float32)
+    if image.is_inference():
+        image = image.clone()  # an inference tensor could not enter the backward pass
+    if not torch.isfinite(image).all():
+        raise ValueError("an image must hold finite numbers, but there are NaN or infinite values")
+    low, high = image.aminmax()
+    if not normalized and (low < 0 or high > 1):
+        raise ValueError(
+            f"a float image must lie in [0, 1], got values from {low:.3g} to {high:.3g}; "
+            "divide 8-bit values by 255, or say normalized=True if they are normalised already"
+        )
+    return _repeat_gray(image, channels)
+
+
+def _repeat_gray(image: Tensor, channels: int) -> Tensor:
+    if len(image) == 4 and channels == 3:
+        image = image[:3] * image[3:] + (1 - image[3:])  # transparency on white
+    if len(image) == 1 and channels == 3:
+        image = image.expand(3, -1, -1)
+    if len(image) != channels:
+        raise ValueError(f"this network takes {channels} channels, got an image with {len(image)}")
+    return image
+
+
+def _describe(thing: object) -> str:
+    if isinstance(thing, Tensor | np.ndarray):
+        return f"{type(thing).__name__} {tuple(thing.shape)} of {thing.dtype}"
+    return type(thing).__name__
+
+
+def colored(label: Tensor, colors: Sequence[Sequence[int]]) -> PILImage.Image:
+    """Paint each class of ``label`` ``(H, W)`` in its colour; other labels stay black."""
+    palette = np.zeros((max(len(colors), IGNORE) + 1, 3), np.uint8)
+    palette[: len(colors)] = colors
+    return PILImage.fromarray(palette[label.cpu().numpy()])
+
+
+def overlay(image: Tensor, mask: PILImage.Image, opacity: float = 0.5) -> PILImage.Image:
+    """Lay a painted mask over the image ``(C, H, W)`` in [0, 1]."""
+    return PILImage.blend(to_pil(image), mask, opacity)
+
+
+def to_pil(image: Tensor) -> PILImage.Image:
+    """Return ``(C, H, W)`` or ``(H, W)`` in [0, 1] as an RGB picture."""
+    image = image.reshape(-1, *image.shape[-2:])
+    image = image[:3] if len(image) >= 3 else image[:1]
+    levels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    return PILImage.fromarray(levels.squeeze(-1) if levels.shape[-1] == 1 else levels).convert("RGB")

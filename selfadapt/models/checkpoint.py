@@ -1,0 +1,190 @@
+"""Weights in files: tensors only, no code is ever run from a checkpoint.
+
+A saved network is a safetensors file whose metadata names its architecture, classes and
+preprocessing, so that ``load_model`` needs nothing but the path. Weights alone, the released code's
+checkpoints among them, load into a network made by ``create_model``.
+"""
+
+import json
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from selfadapt.files import written_whole
+from selfadapt.labels import CLASS_SPACES
+from selfadapt.models.create import MODELS, ModelSpec
+
+WRAPPINGS = ("state_dict", "model_state_dict", "model")
+PREFIXES = ("module.", "model.", "_orig_mod.")
+
+
+def save_model(
+    model: nn.Module, path: str | os.PathLike[str], *, dtype: torch.dtype | None = None
+) -> None:
+    """Write a network with its architecture, classes and preprocessing to a safetensors file.
+
+    Args:
+        model: A network from ``create_model`` or ``load_model``.
+        path: The file; it is replaced only when the new one is complete.
+        dtype: Store the weights in this precision. BatchNorm statistics always stay as they are:
+            their variances do not fit into 16 bits.
+    """
+    spec = getattr(model, "spec", None)
+    if not isinstance(spec, ModelSpec):
+        raise TypeError(
+            "only a network from create_model or load_model knows its architecture, got "
+            f"{type(model).__name__}; save its state_dict with safetensors.torch.save_file"
+        )
+    space = next((name for name, names in CLASS_SPACES.items() if names == spec.classes), None)
+    metadata = {
+        "format": "selfadapt",
+        "arch": spec.name,
+        "classes": space or json.dumps(spec.classes),
+        "mean": json.dumps(model.interface.mean),
+        "std": json.dumps(model.interface.std),
+        **spec.options,
+    }
+    buffers = {name for name, _ in model.named_buffers()}
+    tensors = {
+        name: (value if dtype is None or name in buffers else value.to(dtype)).contiguous()
+        for name, value in model.state_dict().items()
+    }
+    with written_whole(Path(path)) as aside:
+        save_file(tensors, aside, metadata=metadata)
+
+
+def load_model(path: str | os.PathLike[str]) -> nn.Module:
+    """Load a network saved by ``save_model``, in evaluation mode and float32."""
+    tensors, metadata = read_tensors(path)
+    if "arch" not in metadata:
+        raise ValueError(
+            f"{path} holds weights but does not name its architecture; load it with "
+            "create_model(NAME, classes=..., weights=PATH)"
+        )
+    model = _spec_of(metadata, path).build()
+    if "mean" in metadata:
+        mean, std = json.loads(metadata["mean"]), json.loads(metadata["std"])
+        model.interface = replace(model.interface, mean=tuple(mean), std=tuple(std))
+    _put_weights(model, tensors, path)
+    return model
+
+
+def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Load weights from a file into ``model``: of all of it, or of its backbone alone."""
+    tensors, _ = read_tensors(path)
+    _put_weights(model, tensors, path)
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors of a checkpoint by plain names, and its metadata.
+
+    Wrappings such as ``state_dict`` and ``module.`` are taken off, and the released code's names
+    of normalisation layers are made those of BatchNorm.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no weights file {path}")
+    metadata: dict[str, str] = {}
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                content: Any = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    else:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"{path} cannot be loaded as tensors alone, and nothing else is loaded for safety; "
+                "it may be damaged, or hold a pickled model: save its state_dict() instead"
+            ) from error
+    return _plain_names(_unwrapped(content, path)), metadata
+
+
+def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+    while isinstance(content, Mapping):
+        inner = next((key for key in WRAPPINGS if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            break
+        content = content[inner]
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path} must hold tensors by name, got {type(content).__name__}")
+    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise ValueError(f"{path} holds no tensors by name, but {list(content)[:5]}")
+    return tensors
+
+
+def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    while prefix := next((p for p in PREFIXES if all(n.startswith(p) for n in tensors)), None):
+        tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    norms = {n.removesuffix(".alpha") for n in tensors if n.endswith(".alpha")}
+    return {
+        name.replace(".batch_norm.", "."): value
+        for name, value in tensors.items()
+        if not (name.endswith(".alpha") and name.removesuffix(".alpha") in norms)
+    }
+
+
+def _spec_of(metadata: Mapping[str, str], path: str | os.PathLike[str]) -> ModelSpec:
+    name = "_".join(metadata[key] for key in ("arch", "backbone") if key in metadata)
+    if name not in MODELS:
+        raise ValueError(
+            f"{path} is of the architecture {name!r}, which is not known here; "
+            f"known: {', '.join(MODELS)}"
+        )
+    classes = metadata.get("classes", "cityscapes-19")
+    names = CLASS_SPACES.get(classes) or tuple(json.loads(classes))
+    options = {
+        option: value
+        for option, values in MODELS[name].options.items()
+        for value in values
+        if value in metadata.get(option, "")
+    }
+    return ModelSpec(name, names, options)
+
+
+def _put_weights(
+    model: nn.Module, tensors: dict[str, Tensor], path: str | os.PathLike[str]
+) -> None:
+    target = model
+    if not set(tensors) & set(model.state_dict()) and isinstance(
+        backbone := getattr(model, "backbone", None), nn.Module
+    ):
+        target = backbone
+    # A backbone's ImageNet classifier may come along, as in the released checkpoints.
+    tensors = {n: v for n, v in tensors.items() if not n.startswith(("fc.", "backbone.fc."))}
+    expected = target.state_dict()
+    missing = [
+        n for n in expected if n not in tensors and not n.endswith("num_batches_tracked")
+    ]
+    extra = [name for name in tensors if name not in expected]
+    if missing or extra:
+        raise ValueError(
+            f"{path} does not fit this network: {_listed('it lacks', missing)}"
+            f"{_listed('it has too much', extra)}is it of another architecture?"
+        )
+    for name, value in tensors.items():
+        if value.shape != expected[name].shape:
+            raise ValueError(
+                f"{path} does not fit this network: {name} has the shape {tuple(value.shape)}, "
+                f"but {tuple(expected[name].shape)} is needed; is the number of classes right?"
+            )
+    target.load_state_dict(tensors, strict=False)
+
+
+def _listed(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{what} {', '.join(names[:3])}{more}; "

@@ -1,0 +1,68 @@
+"""DeepLabv1 on a ResNet, as the paper uses it: dilated stages and one 1x1 convolution.
+
+The output stride is 8, and logits are upsampled with aligned corners. Three layouts of a dilated
+ResNet are in use, and weights trained in one lose accuracy in another without any error:
+
+    dilation in layer3, layer4      first block    other blocks
+    released code                   1, 1           2, 4
+    torchvision                     1, 2           2, 4
+    every block                     2, 4           2, 4
+"""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models import resnet
+from torchvision.models.resnet import ResNet
+
+Style = Literal["pytorch", "caffe"]
+Dilation = Literal["released", "torchvision", "every block"]
+
+FIRST_BLOCK = {"released": (1, 1), "torchvision": (1, 2), "every block": (2, 4)}
+
+
+class DeepLabV1(nn.Module):
+    """A dilated ResNet with a linear classifier at each position.
+
+    Args:
+        backbone: ``resnet50`` or ``resnet101``.
+        num_classes: Number of classes.
+        style: Where a stage's stride sits in its first block: in the 3x3 convolution (``pytorch``)
+            or in the 1x1 before it (``caffe``).
+        dilation: Layout of the dilated stages.
+    """
+
+    def __init__(
+        self,
+        backbone: str,
+        num_classes: int,
+        style: Style = "pytorch",
+        dilation: Dilation = "released",
+    ) -> None:
+        super().__init__()
+        self.backbone = dilated_resnet(backbone, style, dilation)
+        self.cls_head = nn.Conv2d(2048, num_classes, kernel_size=1)
+        nn.init.normal_(self.cls_head.weight, std=0.01)
+        nn.init.zeros_(self.cls_head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return class scores ``(B, C, H, W)`` for images ``(B, 3, H, W)``."""
+        net = self.backbone
+        features = net.maxpool(net.relu(net.bn1(net.conv1(x))))
+        features = net.layer4(net.layer3(net.layer2(net.layer1(features))))
+        return F.interpolate(
+            self.cls_head(features), x.shape[-2:], mode="bilinear", align_corners=True
+        )
+
+
+def dilated_resnet(name: str, style: Style, dilation: Dilation) -> ResNet:
+    """Return torchvision's ResNet at output stride 8, without its classifier."""
+    net: ResNet = getattr(resnet, name)(replace_stride_with_dilation=[False, True, True])
+    del net.fc, net.avgpool
+    for stage, rate in zip((net.layer3, net.layer4), FIRST_BLOCK[dilation], strict=True):
+        stage[0].conv2.dilation = stage[0].conv2.padding = (rate, rate)
+    if style == "caffe":
+        first = net.layer2[0]
+        first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
+    return net

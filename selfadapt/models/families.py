@@ -1,0 +1,91 @@
+"""Which layers of a network are adapted, by default or by name patterns."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from selfadapt.names import matches, nearest
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of backbone, known by the names of its stages, and what is frozen in it."""
+
+    name: str
+    stages: tuple[str, ...]
+    frozen: tuple[str, ...]
+
+
+RESNET_STEM = ("conv1", "bn1", "layer1", "layer2")
+HRNET_STEM = ("conv1", "bn1", "conv2", "bn2", "layer1", "transition1", "stage2", "transition2")
+
+RESNET = Family("ResNet", ("layer1", "layer2", "layer3", "layer4"), RESNET_STEM)
+DEEP_RESNET = Family("ResNet-101 or deeper", RESNET.stages, (*RESNET_STEM, "layer3"))
+HRNET = Family("HRNet", ("stage2", "stage3", "stage4"), (*HRNET_STEM, "stage3"))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The parameters to adapt, by name, and in words how they were chosen."""
+
+    names: tuple[str, ...]
+    reason: str
+
+
+def adapted_parameters(model: nn.Module, patterns: Sequence[str] | None = None) -> Selection:
+    """Return the parameters to adapt: those ``patterns`` name, or the network's default.
+
+    The default for a ResNet backbone is the last two stages and everything after it, from
+    ResNet-101 on the last stage only (paper, supplement); for an HRNet the last stage and the head;
+    for any other network the last third of its layers in the order of their parameters.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+        >>> adapted_parameters(model, ["2"]).names
+        ('2.weight', '2.bias')
+    """
+    names = [name for name, p in model.named_parameters() if p.is_floating_point()]
+    if not names:
+        raise ValueError("this model has no parameters, so there is nothing to adapt")
+    if patterns is not None:
+        return _by_pattern(names, patterns)
+    for path, module in model.named_modules():
+        if family := _family_of(module):
+            prefix = f"{path}." if path else ""
+            frozen = [prefix + child for child in family.frozen]
+            chosen = [n for n in names if not any(n == f or n.startswith(f"{f}.") for f in frozen)]
+            return Selection(tuple(chosen), f"{family.name}: all but {', '.join(frozen)}")
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    last = set(layers[-max(1, len(layers) // 3) :])
+    chosen = [name for name in names if name.rpartition(".")[0] in last]
+    return Selection(
+        tuple(chosen),
+        "not a family with known stages: the last third of its layers is adapted, from "
+        f"{chosen[0]!r} on; give adapt=[...] to choose others",
+    )
+
+
+def _by_pattern(names: Sequence[str], patterns: Iterable[str]) -> Selection:
+    if isinstance(patterns, str):
+        patterns = (patterns,)
+    patterns = tuple(patterns)
+    parts = sorted({part for name in names for part in name.split(".")[:-1] if not part.isdigit()})
+    for pattern in patterns:
+        if not any(matches(name, pattern) for name in names):
+            raise ValueError(
+                f"adapt names no parameters of this model with {pattern!r};"
+                f"{nearest(pattern, parts)} its parts are {', '.join(parts)}"
+            )
+    if not patterns:
+        raise ValueError("adapt must name at least one layer, got none; use steps=0 to adapt none")
+    chosen = tuple(n for n in names if any(matches(n, pattern) for pattern in patterns))
+    return Selection(chosen, f"as given: {', '.join(patterns)}")
+
+
+def _family_of(module: nn.Module) -> Family | None:
+    children = dict(module.named_children())
+    if all(stage in children for stage in RESNET.stages):
+        blocks = sum(1 for _ in children["layer3"].children())
+        return DEEP_RESNET if blocks > 6 else RESNET
+    return HRNET if all(stage in children for stage in HRNET.stages) else None

@@ -1,0 +1,296 @@
+"""Self-adaptive normalisation (SaN): mix source and image statistics (paper Eq. 7-8).
+
+A network trained on one domain carries that domain's mean and variance in every BatchNorm layer.
+SaN blends them with the statistics of the one image at hand:
+
+    mean = (1 - alpha) * source_mean + alpha * image_mean        (the same for var)
+
+``alpha = 0`` is the source model unchanged (t-BN); ``alpha = 1`` ignores the source (p-BN).
+
+A layer becomes a SaN layer by a change of its class alone. Its parameters, buffers, hooks, flags and
+state_dict keys stay the very objects they were, so a checkpoint loads before or after, a module
+that is used twice needs no care, and taking SaN out again leaves no trace.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.ops import FrozenBatchNorm2d
+
+from selfadapt.names import matches, nearest
+
+Alpha = float | Mapping[str, float]
+"""One alpha for every layer, or an alpha by name pattern; the first pattern that matches counts."""
+
+# Layers whose forward is the normalisation and nothing else. Any other subclass may do more, such
+# as timm's fused activation: its own forward is kept and given an input that leads to the same.
+PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, FrozenBatchNorm2d)
+
+
+class SaN:
+    """What a BatchNorm layer becomes: in evaluation it mixes in the statistics of each image.
+
+    In training mode the layer does what it always did.
+
+    Attributes:
+        alpha: Weight of the image statistics.
+        drift: None, or the momentum with which the running statistics follow the image. Then the
+            layer normalises with image statistics alone, as BatchNorm does in training.
+    """
+
+    alpha: float = 0.0
+    drift: float | None = None
+    training: bool
+    running_mean: Tensor
+    running_var: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``(B, C, ...)`` features, each sample with its own statistics."""
+        if self.training or (self.alpha == 0 and self.drift is None):
+            return super().forward(x)  # type: ignore[misc]
+        mean, var = self._mixed_statistics(x)  # (B, C)
+        if _base(self) in PLAIN:
+            scale = torch.rsqrt(var + self.eps)
+            if self.weight is not None:
+                scale = scale * self.weight
+            shift = -mean * scale
+            if self.bias is not None:
+                shift = shift + self.bias
+            return _affine(x, scale, shift)
+        # The layer will subtract its mean and divide by its deviation: undo that ahead.
+        scale = torch.sqrt((self.running_var.to(var) + self.eps) / (var + self.eps))
+        x = _affine(x, scale, self.running_mean - mean * scale)
+        return super().forward(x)  # type: ignore[misc]
+
+    def _mixed_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        pixels = x.reshape(*x.shape[:2], -1)  # (B, C, pixels)
+        pixels = pixels.to(torch.promote_types(x.dtype, torch.float32))
+        image_var, image_mean = torch.var_mean(pixels, dim=-1, correction=0)
+        if self.drift is None:
+            return (
+                (1 - self.alpha) * self.running_mean.to(image_mean) + self.alpha * image_mean,
+                (1 - self.alpha) * self.running_var.to(image_var) + self.alpha * image_var,
+            )
+        num = pixels.shape[-1]
+        with torch.no_grad():  # BatchNorm's rule: the running variance is the unbiased one
+            unbiased = image_var.mean(dim=0) * (num / max(num - 1, 1))
+            self.running_mean.lerp_(image_mean.mean(dim=0).to(self.running_mean), self.drift)
+            self.running_var.lerp_(unbiased.to(self.running_var), self.drift)
+        return image_mean, image_var
+
+    def extra_repr(self) -> str:
+        """Show alpha beside what the layer shows of itself."""
+        inner = super().extra_repr()  # type: ignore[misc]
+        return f"{inner}, alpha={self.alpha:g}" if inner else f"alpha={self.alpha:g}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (_base(self),), self.__dict__
+
+
+def _base(layer: SaN) -> type[nn.Module]:
+    """Return the class the layer had before it became a SaN layer."""
+    return type(layer).__mro__[2]
+
+
+def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return ``x * scale + shift`` in the dtype of ``x``, with (B, C) factors."""
+    shape = (*scale.shape, *[1] * (x.dim() - 2))
+    return torch.addcmul(shift.reshape(shape), x, scale.reshape(shape)).to(x.dtype)
+
+
+@cache
+def _san_class(base: type[nn.Module]) -> type[nn.Module]:
+    return type(f"SaN{base.__name__}", (SaN, base), {"__module__": __name__})
+
+
+def _rebuild(base: type[nn.Module]) -> nn.Module:
+    san_class = _san_class(base)
+    return san_class.__new__(san_class)
+
+
+@dataclass(frozen=True)
+class SaNReport:
+    """What SaN found in a model: the layers it took and, with a reason, those it left."""
+
+    converted: dict[str, float] = field(default_factory=dict)
+    """Name and alpha of each layer that now mixes statistics."""
+    left: dict[str, str] = field(default_factory=dict)
+    """Name of each normalisation layer left as it was, and why."""
+
+    def __str__(self) -> str:
+        text = f"SaN mixes the statistics of {len(self.converted)} BatchNorm layers"
+        if not self.converted:
+            text = "this model has no BatchNorm layer with running statistics: SaN changes nothing"
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.left.items():
+            reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
+            text += f"; left {len(names)} as they were, first {names[0]!r} ({reason})"
+        return text
+
+
+def check_alpha(alpha: Alpha) -> None:
+    """Raise ValueError unless every alpha lies in [0, 1]."""
+    for value in alpha.values() if isinstance(alpha, Mapping) else (alpha,):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ValueError(
+                "alpha must lie in [0, 1] (0: source statistics, 1: image statistics), "
+                f"got {value!r}"
+            )
+
+
+def find_san(model: nn.Module, alpha: Alpha) -> SaNReport:
+    """Say what ``apply_san`` would do to ``model``, without doing it."""
+    check_alpha(alpha)
+    report = SaNReport()
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, torch.jit.ScriptModule):
+            if "BatchNorm" in module.original_name:
+                report.left[name] = "compiled by TorchScript"
+        elif isinstance(getattr(module, "running_mean", None), nn.UninitializedBuffer):
+            report.left[name] = f"{kind} has not seen an input yet"
+        elif _has_source_statistics(module):
+            value = _alpha_of(name, alpha)
+            if value is None:
+                report.left[name] = "no pattern of alpha names it"
+            else:
+                report.converted[name] = value
+        elif isinstance(module, _BatchNorm):
+            report.left[name] = f"{kind} keeps no running statistics, so there is nothing to mix"
+        elif "Norm" in kind and next(module.children(), None) is None:
+            report.left[name] = f"{kind} carries no source statistics"
+    if isinstance(alpha, Mapping):
+        known = [*report.converted, *report.left]
+        for pattern in alpha:
+            if not any(matches(name, pattern) for name in known):
+                raise ValueError(
+                    f"alpha names no normalisation layer with {pattern!r};"
+                    f"{nearest(pattern, known)} the layers are {_shortened(known)}"
+                )
+    return report
+
+
+def _has_source_statistics(module: nn.Module) -> bool:
+    """Recognise BatchNorm of any make, the frozen and fused ones of other libraries included."""
+    kind = type(module).__name__
+    if not (isinstance(module, _BatchNorm) or "BatchNorm" in kind or "ABN" in kind):
+        return False
+    return isinstance(getattr(module, "running_mean", None), Tensor) and isinstance(
+        getattr(module, "running_var", None), Tensor
+    )
+
+
+def _alpha_of(name: str, alpha: Alpha) -> float | None:
+    if not isinstance(alpha, Mapping):
+        return alpha
+    return next((value for pattern, value in alpha.items() if matches(name, pattern)), None)
+
+
+def _shortened(names: Iterable[str], most: int = 6) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f" ... ({len(names)} in all)" if len(names) > most else "")
+
+
+def apply_san(model: nn.Module, alpha: Alpha = 0.1) -> SaNReport:
+    """Put SaN into every BatchNorm layer of ``model``, in place, until ``remove_san``.
+
+    Called again, it sets the new alpha. Weights, statistics and state_dict keys stay as they are.
+
+    Args:
+        model: Any module tree.
+        alpha: Weight of the image statistics in [0, 1]; or a mapping from name patterns to such
+            weights, for layers by name.
+
+    Returns:
+        What was converted and what was left, and why.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+        >>> print(apply_san(model, alpha=0.1))
+        SaN mixes the statistics of 1 BatchNorm layers
+        >>> remove_san(model)
+    """
+    report = find_san(model, alpha)
+    if not report.converted:
+        warnings.warn(str(report), stacklevel=2)
+    _convert(model, report)
+    return report
+
+
+def _convert(model: nn.Module, report: SaNReport) -> None:
+    for name, alpha in report.converted.items():
+        module = model.get_submodule(name)
+        if not isinstance(module, SaN):
+            module.__class__ = _san_class(type(module))
+        module.alpha = float(alpha)
+
+
+def remove_san(model: nn.Module) -> None:
+    """Take SaN out of ``model`` again; every layer is what it was before ``apply_san``."""
+    for module in model.modules():
+        if isinstance(module, SaN):
+            module.__dict__.pop("alpha", None)
+            module.__dict__.pop("drift", None)
+            module.__class__ = _base(module)
+
+
+@contextmanager
+def san(model: nn.Module, alpha: Alpha = 0.1) -> Iterator[SaNReport]:
+    """Lend ``model`` SaN for the length of a ``with`` block; what it was before comes back.
+
+    Example:
+        >>> model = nn.Sequential(nn.BatchNorm2d(3)).eval()
+        >>> with san(model, alpha=1.0):
+        ...     y = model(torch.rand(2, 3, 8, 8))
+        >>> bool(y.mean(dim=(2, 3)).abs().max() < 1e-5)
+        True
+    """
+    report = find_san(model, alpha)
+    if not report.converted:
+        warnings.warn(str(report), stacklevel=3)
+    with lent_san(model, report):
+        yield report
+
+
+@contextmanager
+def lent_san(model: nn.Module, report: SaNReport) -> Iterator[None]:
+    """Convert what ``report`` lists, and put every class and alpha back on leaving."""
+    layers = [model.get_submodule(name) for name in report.converted]
+    before = [(layer, type(layer), layer.__dict__.get("alpha")) for layer in layers]
+    try:
+        _convert(model, report)
+        yield
+    finally:
+        for layer, kind, alpha in before:
+            layer.__class__ = kind
+            layer.__dict__.pop("alpha", None)
+            if alpha is not None:
+                layer.__dict__["alpha"] = alpha
+
+
+@contextmanager
+def image_statistics(model: nn.Module, momentum: float) -> Iterator[None]:
+    """Let the SaN layers use image statistics alone while their running statistics follow.
+
+    This is BatchNorm's training mode for a single image. Unlike that mode it takes 1x1 maps (their
+    variance is 0), needs no process group for SyncBatchNorm, and leaves dropout off.
+    """
+    layers = [module for module in model.modules() if isinstance(module, SaN)]
+    try:
+        for layer in layers:
+            layer.drift = momentum
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("drift", None)

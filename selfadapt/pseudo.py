@@ -1,0 +1,71 @@
+"""Pseudo-labels from the views' predictions (paper Eq. 1-4)."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+IGNORE = 255
+"""Label of a pixel that does not count."""
+
+
+def ignore_label(num_classes: int) -> int:
+    """Return the label of a pixel that does not count: 255, or -1 where 255 is a class."""
+    return IGNORE if num_classes <= IGNORE else -1
+
+
+def fuse(probs: Iterable[Tensor]) -> Tensor:
+    """Return the mean of the views' class probabilities, each ``(C, H, W)`` (Eq. 1).
+
+    The views are taken one at a time, so that they never all lie in memory.
+
+    Example:
+        >>> import torch
+        >>> fuse([torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.5])])
+        tensor([0.2500, 0.7500])
+    """
+    total, num = None, 0
+    for num, view_probs in enumerate(probs, start=1):
+        total = view_probs.clone() if total is None else total.add_(view_probs)
+    if total is None:
+        raise ValueError("at least one view is needed to make a pseudo-label, got none")
+    return total.div_(num)
+
+
+def pseudo_label(
+    probs: Tensor, psi: float = 0.7, *, ignore: int = IGNORE, strict: bool = False
+) -> Tensor:
+    """Turn fused class probabilities into labels, leaving out the doubtful pixels (Eq. 2-4).
+
+    A pixel keeps its most likely class ``c`` if its probability reaches ``psi`` times the highest
+    probability that ``c`` has anywhere in the image. A rare class the network is never sure of
+    therefore still gets labels, which one global threshold would not give it.
+
+    Args:
+        probs: Class probabilities ``(C, H, W)``, the mean over the views.
+        psi: Confidence threshold in [0, 1]. Higher keeps fewer pixels.
+        ignore: Label of the pixels left out.
+        strict: Ask for more than the threshold, as the released code does, instead of at least it.
+
+    Returns:
+        Labels ``(H, W)``, int64.
+
+    Example:
+        >>> import torch
+        >>> probs = torch.tensor([[0.9, 0.6, 0.4], [0.1, 0.4, 0.6]]).reshape(2, 1, 3)
+        >>> pseudo_label(probs, psi=0.7)
+        tensor([[  0, 255,   1]])
+    """
+    check_psi(psi)
+    if 0 <= ignore < len(probs):
+        raise ValueError(f"ignore must not be one of the {len(probs)} classes, got {ignore}")
+    confidence, label = probs.max(dim=0)
+    threshold = (psi * probs.amax(dim=(1, 2)))[label]
+    kept = confidence > threshold if strict else confidence >= threshold
+    return label.masked_fill(~kept, ignore)
+
+
+def check_psi(psi: float) -> None:
+    """Raise ValueError unless psi lies in [0, 1]."""
+    if isinstance(psi, bool) or not isinstance(psi, int | float) or not 0 <= psi <= 1:
+        raise ValueError(f"psi must lie in [0, 1] (higher keeps fewer pixels), got {psi!r}")
+

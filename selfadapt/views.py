@@ -1,0 +1,114 @@
+"""Views: augmented copies of the image, each with its undo (paper section 3).
+
+A view is a scale, with or without a horizontal flip and a conversion to gray. ``make`` turns the
+image into the view, ``undo`` brings the probabilities predicted on it back to the image plane.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image as PILImage
+from torch import Tensor
+
+Size = tuple[int, int]
+"""Height and width."""
+
+SCALES = (0.25, 0.5, 0.75)
+LUMA = (19595, 38470, 7471)
+"""Weights of red, green and blue in gray, in units of 1/65536 (ITU-R 601, as PIL has them)."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to look at an image, and the way back."""
+
+    scale: float = 1.0
+    flip: bool = False
+    gray: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < float("inf"):
+            raise ValueError(f"the scale of a view must be a positive number, got {self.scale}")
+
+    def size(self, size: Size) -> Size:
+        """Return height and width of this view of an image of the given size."""
+        return max(1, round(size[0] * self.scale)), max(1, round(size[1] * self.scale))
+
+    def make(self, image: Tensor) -> Tensor:
+        """Make the view of ``image``, ``(C, H, W)`` in [0, 1]."""
+        view = resize(image, self.size(_size(image)))
+        if self.gray:
+            weights = torch.tensor(LUMA, dtype=view.dtype, device=view.device) / 2**16
+            view = torch.einsum("chw,c->hw", view, weights).expand_as(view)
+        return view.flip(-1) if self.flip else view
+
+    def undo(self, probs: Tensor, size: Size) -> Tensor:
+        """Bring ``probs`` ``(C, h, w)`` predicted on this view back to an image of ``size``."""
+        return resize(probs.flip(-1) if self.flip else probs, size)
+
+
+class OfficialView(View):
+    """A view as the released code makes it: on 8-bit PIL images, undone with aligned corners."""
+
+    def size(self, size: Size) -> Size:
+        """Return height and width of this view; fractions of a pixel are cut off."""
+        return max(1, int(size[0] * self.scale)), max(1, int(size[1] * self.scale))
+
+    def make(self, image: Tensor) -> Tensor:
+        """Make the view of ``image``, ``(C, H, W)`` in [0, 1], with PIL's resampling."""
+        view = pil_resize(image, self.size(_size(image)))
+        if self.gray:
+            luma = torch.tensor(LUMA, device=view.device).reshape(3, 1, 1)
+            gray = ((view * 255).round().int() * luma).sum(dim=0)
+            view = ((gray + 2**15) >> 16).to(view.dtype).div(255).expand_as(view)
+        return view.flip(-1) if self.flip else view
+
+    def undo(self, probs: Tensor, size: Size) -> Tensor:
+        """Bring ``probs`` ``(C, h, w)`` predicted on this view back to an image of ``size``."""
+        probs = probs.flip(-1) if self.flip else probs
+        return F.interpolate(probs[None], size, mode="bilinear", align_corners=True)[0]
+
+
+def paper_views(scales: Sequence[float] = SCALES, kind: type[View] = View) -> tuple[View, ...]:
+    """Return the paper's views: each scale plain, and flipped in gray.
+
+    Example:
+        >>> for view in paper_views([0.5]):
+        ...     print(view)
+        View(scale=0.5, flip=False, gray=False)
+        View(scale=0.5, flip=True, gray=True)
+    """
+    return tuple(kind(scale, both, both) for scale in scales for both in (False, True))
+
+
+def every_view(scales: Sequence[float] = SCALES, kind: type[View] = View) -> tuple[View, ...]:
+    """Return every combination of the scales with flip and gray, four views for each scale."""
+    return tuple(kind(*view) for view in product(scales, (False, True), (False, True)))
+
+
+def resize(image: Tensor, size: Size) -> Tensor:
+    """Resize ``(C, H, W)`` bilinearly, smoothing ahead where it shrinks."""
+    if _size(image) == tuple(size):
+        return image
+    shrinks = size[0] < image.shape[-2] or size[1] < image.shape[-1]
+    return F.interpolate(image[None], size, mode="bilinear", antialias=shrinks)[0]
+
+
+def pil_resize(image: Tensor, size: Size) -> Tensor:
+    """Resize ``(C, H, W)`` in [0, 1] with PIL's bilinear filter, rounding to 8 bits as it does."""
+    levels = (image * 255).round().clamp(0, 255).byte().cpu().numpy()
+    resized = np.stack([_pil_resize_channel(channel, size) for channel in levels])
+    return torch.from_numpy(resized).to(image).div(255)
+
+
+def _pil_resize_channel(channel: np.ndarray, size: Size) -> np.ndarray:
+    picture = PILImage.fromarray(channel)
+    return np.asarray(picture.resize((size[1], size[0]), PILImage.Resampling.BILINEAR))
+
+
+def _size(image: Tensor) -> Size:
+    return image.shape[-2], image.shape[-1]
