@@ -4,7 +4,7 @@
 
 DOMAIN holds ``images/NAME.jpg`` and ``labels/NAME.png`` (Cityscapes train ids). Classes are merged
 into the space a CARLA-trained network can know: riders are persons, all vehicles are cars. Images
-are enlarged to twice their size, probabilities are brought back before they are scored.
+are enlarged to twice their size by PIL, probabilities are brought back before they are scored.
 """
 
 import argparse
@@ -54,13 +54,14 @@ def read_pairs(root: Path, device: str) -> Iterator[tuple[Tensor, Tensor]]:
     if not paths:
         raise SystemExit(f"there are no images in {root / 'images'}")
     for path in paths:
-        image = load_image(path).to(device)
-        size = (image.shape[1] * ENLARGE, image.shape[2] * ENLARGE)
+        with Image.open(path) as picture:
+            size = (picture.width * ENLARGE, picture.height * ENLARGE)
+            image = load_image(picture.convert("RGB").resize(size, Image.Resampling.BILINEAR))
         label = torch.from_numpy(np.array(Image.open(root / "labels" / f"{path.stem}.png")))
         label = label.long().to(device)
         for old, new in MERGES.items():
             label[label == old] = new
-        yield F.interpolate(image[None], size, mode="bilinear")[0].clamp(0, 1), label
+        yield image.to(device), label
 
 
 def evaluate(root: Path, methods: dict[str, SelfAdapt], device: str) -> dict[str, Score]:
@@ -104,9 +105,10 @@ def main() -> None:
     rows = [["method", "mIoU", "ECE", "images made worse", "ms"]]
     for name, score in scores.items():
         worse = (torch.tensor(score.image_iou) < baseline).float().mean()
-        numbers = [iou(score.confusion).nanmean() * 100, ece(score.bins) * 100, worse * 100]
+        mean_iou = float(iou(score.confusion).nanmean())
+        numbers = [100 * mean_iou, 100 * ece(score.bins), 100 * float(worse)]
         milliseconds = float(np.median(score.seconds)) * 1000
-        rows.append([name, *(f"{float(n):.2f}" for n in numbers), f"{milliseconds:.0f}"])
+        rows.append([name, *(f"{n:.2f}" for n in numbers), f"{milliseconds:.0f}"])
     for row in rows:
         print("| " + " | ".join(row) + " |")
     print(f"{len(baseline)} images of {args.domain.name}, {time.perf_counter() - start:.0f} s")

@@ -1,10 +1,10 @@
 """Segmentation networks that adapt themselves to each image.
 
-    import selfadapt
+import selfadapt
 
-    method = selfadapt.SelfAdapt(model)      # any segmentation network
-    result = method(image)                   # path, PIL image, array or tensor
-    result.label                             # (H, W); the model is as it was
+method = selfadapt.SelfAdapt(model)      # any segmentation network
+result = method(image)                   # path, PIL image, array or tensor
+result.label                             # (H, W); the model is as it was
 """
 
 from selfadapt.adapt import SelfAdapt

@@ -6,9 +6,9 @@
     prediction   one forward pass with the tuned weights, which are dropped
     SaN          in every forward pass, BatchNorm mixes in the image           norm.py
 
-The paper leaves open which statistics BatchNorm uses inside the loop. Both answers are here by name:
-``paper`` takes SaN with alpha there as everywhere, ``official`` does what the released code does:
-image statistics alone, with running statistics that follow the image from step to step.
+The paper leaves open which statistics BatchNorm uses inside the loop. Both answers are here by
+name: ``paper`` takes SaN with alpha there as everywhere, ``official`` does what the released code
+does: image statistics alone, with running statistics that follow the image from step to step.
 """
 
 import time
@@ -74,7 +74,7 @@ class SelfAdapt:
         interface: What the network takes and gives, where that is not found out by itself.
 
     Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
         >>> method = SelfAdapt(model, steps=2)
         >>> result = method(torch.rand(3, 32, 48))
         >>> tuple(result.label.shape), len(result.losses)

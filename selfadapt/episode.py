@@ -26,9 +26,7 @@ class Episode:
         tuned: Names of the parameters ``step`` may change.
     """
 
-    def __init__(
-        self, model: nn.Module, interface: Interface, tuned: Collection[str] = ()
-    ) -> None:
+    def __init__(self, model: nn.Module, interface: Interface, tuned: Collection[str] = ()) -> None:
         self.model = model
         self.interface = interface
         tensors = {name: _wide(value.detach()) for name, value in model.named_parameters()}

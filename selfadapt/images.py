@@ -24,8 +24,8 @@ def load_image(image: Image, channels: int = 3, *, normalized: bool = False) -> 
     transparency is laid on white, 16-bit gray is scaled down, gray is repeated for colour networks.
 
     Args:
-        image: A path, a PIL image, a uint8 or float array ``(H, W, C)`` or ``(H, W)``, or a uint8 or
-            float tensor ``(C, H, W)``. Float values lie in [0, 1].
+        image: A path, a PIL image, a uint8 or float array ``(H, W, C)`` or ``(H, W)``, or a uint8
+            or float tensor ``(C, H, W)``. Float values lie in [0, 1].
         channels: Number of channels the network takes.
         normalized: The values of a float tensor are normalised already and may be any number.
 
@@ -66,7 +66,7 @@ def _from_file(path: Path, channels: int) -> Tensor:
     except UnidentifiedImageError as error:
         raise ValueError(f"{path} is not an image file that can be read") from error
     except (PILImage.DecompressionBombError, PILImage.DecompressionBombWarning) as error:
-        raise ValueError(f"{path} is larger than the pixels allowed in one image: {error}") from error
+        raise ValueError(f"{path} has more pixels than one image may have: {error}") from error
     except (OSError, SyntaxError, EOFError) as error:
         raise ValueError(f"{path} cannot be read, it may be cut off or damaged: {error}") from error
 
@@ -171,5 +171,6 @@ def to_pil(image: Tensor) -> PILImage.Image:
     """Return ``(C, H, W)`` or ``(H, W)`` in [0, 1] as an RGB picture."""
     image = image.reshape(-1, *image.shape[-2:])
     image = image[:3] if len(image) >= 3 else image[:1]
+    image = image.expand(3, -1, -1)
     levels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
-    return PILImage.fromarray(levels.squeeze(-1) if levels.shape[-1] == 1 else levels).convert("RGB")
+    return PILImage.fromarray(levels)

@@ -50,12 +50,15 @@ def iou(confusion: Tensor) -> Tensor:
 
 
 def calibration_bins(label: Tensor, probs: Tensor, num_bins: int = 10) -> Tensor:
-    """Sort pixels by confidence; return count, hits and summed confidence of each bin ``(3, bins)``.
+    """Sort pixels by confidence; return each bin's count, hits and summed confidence.
 
     Args:
         label: True classes ``(H, W)``, 255 where a pixel does not count.
         probs: Class probabilities ``(C, H, W)``.
         num_bins: Number of bins of equal width between 0 and 1.
+
+    Returns:
+        Sums ``(3, bins)``, float64.
     """
     counted = label != IGNORE
     confidence, predicted = probs.max(dim=0)

@@ -29,7 +29,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return `` did you mean 'x'?`` for the known word closest to ``word``, or nothing.
 
     Example:
-        >>> nearest("oficial", ["paper", "official"])
+        >>> nearest("offical", ["paper", "official"])
         " did you mean 'official'?"
     """
     close = get_close_matches(word, list(known), n=1)

@@ -7,8 +7,8 @@ SaN blends them with the statistics of the one image at hand:
 
 ``alpha = 0`` is the source model unchanged (t-BN); ``alpha = 1`` ignores the source (p-BN).
 
-A layer becomes a SaN layer by a change of its class alone. Its parameters, buffers, hooks, flags and
-state_dict keys stay the very objects they were, so a checkpoint loads before or after, a module
+A layer becomes a SaN layer by a change of its class alone. Its parameters, buffers, hooks, flags
+and state_dict keys stay the very objects they were, so a checkpoint loads before or after, a module
 that is used twice needs no care, and taking SaN out again leaves no trace.
 """
 
@@ -114,7 +114,7 @@ def _san_class(base: type[nn.Module]) -> type[nn.Module]:
 
 
 def _rebuild(base: type[nn.Module]) -> nn.Module:
-    san_class = _san_class(base)
+    san_class = _san_class(base)  # type: ignore[arg-type]
     return san_class.__new__(san_class)
 
 
@@ -232,8 +232,8 @@ def _convert(model: nn.Module, report: SaNReport) -> None:
     for name, alpha in report.converted.items():
         module = model.get_submodule(name)
         if not isinstance(module, SaN):
-            module.__class__ = _san_class(type(module))
-        module.alpha = float(alpha)
+            module.__class__ = _san_class(type(module))  # type: ignore[arg-type]
+        module.alpha = float(alpha)  # type: ignore[assignment]
 
 
 def remove_san(model: nn.Module) -> None:
@@ -242,7 +242,7 @@ def remove_san(model: nn.Module) -> None:
         if isinstance(module, SaN):
             module.__dict__.pop("alpha", None)
             module.__dict__.pop("drift", None)
-            module.__class__ = _base(module)
+            module.__class__ = _base(module)  # type: ignore[assignment]
 
 
 @contextmanager

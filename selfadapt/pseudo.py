@@ -24,8 +24,9 @@ def fuse(probs: Iterable[Tensor]) -> Tensor:
         tensor([0.2500, 0.7500])
     """
     total, num = None, 0
-    for num, view_probs in enumerate(probs, start=1):
+    for view_probs in probs:
         total = view_probs.clone() if total is None else total.add_(view_probs)
+        num += 1
     if total is None:
         raise ValueError("at least one view is needed to make a pseudo-label, got none")
     return total.div_(num)
@@ -68,4 +69,3 @@ def check_psi(psi: float) -> None:
     """Raise ValueError unless psi lies in [0, 1]."""
     if isinstance(psi, bool) or not isinstance(psi, int | float) or not 0 <= psi <= 1:
         raise ValueError(f"psi must lie in [0, 1] (higher keeps fewer pixels), got {psi!r}")
-

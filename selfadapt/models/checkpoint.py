@@ -69,7 +69,7 @@ def load_model(path: str | os.PathLike[str]) -> nn.Module:
             f"{path} holds weights but does not name its architecture; load it with "
             "create_model(NAME, classes=..., weights=PATH)"
         )
-    model = _spec_of(metadata, path).build()
+    model: Any = _spec_of(metadata, path).build()
     if "mean" in metadata:
         mean, std = json.loads(metadata["mean"]), json.loads(metadata["std"])
         model.interface = replace(model.interface, mean=tuple(mean), std=tuple(std))
@@ -165,9 +165,7 @@ def _put_weights(
     # A backbone's ImageNet classifier may come along, as in the released checkpoints.
     tensors = {n: v for n, v in tensors.items() if not n.startswith(("fc.", "backbone.fc."))}
     expected = target.state_dict()
-    missing = [
-        n for n in expected if n not in tensors and not n.endswith("num_batches_tracked")
-    ]
+    missing = [n for n in expected if n not in tensors and not n.endswith("num_batches_tracked")]
     extra = [name for name in tensors if name not in expected]
     if missing or extra:
         raise ValueError(

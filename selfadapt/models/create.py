@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -94,7 +95,8 @@ class ModelSpec:
                     f"{option} of {self.name} must be one of "
                     f"{', '.join(map(repr, architecture.options[option]))}, got {value!r}"
                 )
-        model = architecture.build(num_classes=len(self.classes), **self.options)
+        model: Any = architecture.build(num_classes=len(self.classes), **self.options)
         model.spec = self
         model.interface = Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD, channels=3)
-        return model.eval()
+        model.eval()
+        return model

@@ -44,7 +44,6 @@ class DeepLabV1(nn.Module):
         self.backbone = dilated_resnet(backbone, style, dilation)
         self.cls_head = nn.Conv2d(2048, num_classes, kernel_size=1)
         nn.init.normal_(self.cls_head.weight, std=0.01)
-        nn.init.zeros_(self.cls_head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return class scores ``(B, C, H, W)`` for images ``(B, 3, H, W)``."""

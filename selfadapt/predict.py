@@ -1,0 +1,96 @@
+"""Images in, masks out: segment files and write what a person and a program want to see."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image as PILImage
+
+from selfadapt.files import written_whole
+from selfadapt.images import Image, colored, load_image, overlay, to_pil
+from selfadapt.labels import class_colors, class_names
+from selfadapt.result import Result
+
+OUTPUTS = ("label", "color", "overlay", "confidence")
+"""What is written for NAME.jpg: NAME_label.png and so on."""
+
+
+def find_images(inputs: Iterable[str | Path]) -> list[Path]:
+    """Return the image files meant by files and folders, those of a folder sorted by name."""
+    known = PILImage.registered_extensions()
+    found: list[Path] = []
+    for path in map(Path, inputs):
+        if path.is_dir():
+            inside = sorted(p for p in path.iterdir() if p.suffix.lower() in known)
+            if not inside:
+                raise FileNotFoundError(f"there are no images in the folder {path}")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise FileNotFoundError(f"there is no image file {path}")
+    return found
+
+
+def plan_outputs(images: Sequence[Path], folder: Path, *, overwrite: bool) -> list[Path]:
+    """Return for each image the path its outputs start with, refusing to lose any file."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"the output must be a folder, but {folder} is a file")
+    stems: dict[str, Path] = {}
+    for image in images:
+        if image.stem in stems:
+            raise ValueError(
+                f"{stems[image.stem]} and {image} would be written to the same files; "
+                "segment them into two folders"
+            )
+        stems[image.stem] = image
+    bases = [folder / stem for stem in stems]
+    present = [path for base in bases for path in output_paths(base).values() if path.exists()]
+    if present and not overwrite:
+        more = f" and {len(present) - 1} more" if len(present) > 1 else ""
+        raise FileExistsError(
+            f"{present[0]}{more} would be replaced; choose another folder or say --overwrite"
+        )
+    return bases
+
+
+def output_paths(base: Path) -> dict[str, Path]:
+    """Return the files written for one image, by what they show."""
+    return {kind: base.with_name(f"{base.name}_{kind}.png") for kind in OUTPUTS}
+
+
+def predict(
+    method: Callable[[Image], Result],
+    images: Sequence[Path],
+    bases: Sequence[Path],
+    classes: Sequence[str] | None = None,
+) -> Iterator[tuple[Path, Result | ValueError]]:
+    """Segment each image and write its files; yield the result, or why it could not be read."""
+    for image, base in zip(images, bases, strict=True):
+        try:
+            result = method(image)
+        except ValueError as error:
+            yield image, error
+            continue
+        write_result(result, image, base, classes)
+        yield image, result
+
+
+def write_result(
+    result: Result, image: Image, base: Path, classes: Sequence[str] | None = None
+) -> None:
+    """Write the label as ids and in colours, laid over the image, and its confidence."""
+    names = classes or class_names(len(result.probs))
+    label = result.label
+    painted = colored(label, class_colors(names))
+    ids = label.cpu().numpy().astype(np.uint8 if len(names) <= 256 else np.uint16)
+    pictures = {
+        "label": PILImage.fromarray(ids),
+        "color": painted,
+        "overlay": overlay(load_image(image), painted),
+        "confidence": to_pil(result.confidence).convert("L"),
+    }
+    base.parent.mkdir(parents=True, exist_ok=True)
+    for kind, path in output_paths(base).items():
+        with written_whole(path) as aside:
+            pictures[kind].save(aside, format="PNG")
