@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from selfadapt.episode import Episode
 from selfadapt.images import Image, load_image
 from selfadapt.models.families import adapted_parameters
-from selfadapt.models.interface import Interface, evaluating
+from selfadapt.models.interface import Interface, lent
 from selfadapt.names import nearest
 from selfadapt.norm import Alpha, find_san, image_statistics, lent_san
 from selfadapt.pseudo import check_psi, fuse, ignore_label, pseudo_label
@@ -122,7 +122,7 @@ class SelfAdapt:
             Probabilities at the image's own size, and what led to them.
         """
         start = time.perf_counter()
-        with torch.inference_mode(False), torch.no_grad(), evaluating(self.model):
+        with torch.inference_mode(False), torch.no_grad(), lent(self.model):
             whole = self._load(image, normalized)
             image = self._within_budget(whole)
             result = self._segment(image, _size(whole))

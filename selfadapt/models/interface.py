@@ -90,7 +90,7 @@ class Interface:
 
     def _raw(self, model: nn.Module, x: Tensor) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        with evaluating(model), torch.inference_mode(False), torch.no_grad():
+        with lent(model), torch.inference_mode(False), torch.no_grad():
             return self._scores(functional_call(model, buffers, (x,)))
 
     def normalize(self, image: Tensor) -> Tensor:
@@ -165,16 +165,37 @@ def main_output(output: Any) -> Any:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module in evaluation mode; on leaving, each has its own flag back."""
-    flags = [(module, module.training) for module in model.modules()]
+def lent(model: nn.Module) -> Iterator[None]:
+    """Lend a model out in evaluation mode; on leaving, every module is as it was.
+
+    That goes for each module's flags, hooks and attributes, for some networks set such on themselves
+    when they are run. Tensors are not looked after: nobody writes to them, see ``Episode``.
+    """
+    before = [(module, _tables(module)) for module in model.modules()]
     try:
-        for module, _ in flags:
+        for module, _ in before:
             module.training = False
         yield
     finally:
-        for module, training in flags:
-            module.training = training
+        for _, tables in before:
+            for table, content in tables:
+                _restore(table, content)
+
+
+def _tables(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return a module's attributes and the tables among them, each with a copy of its content."""
+    attributes = module.__dict__
+    tables = [attributes, *(value for value in attributes.values() if isinstance(value, dict))]
+    return [(table, dict(table)) for table in tables]
+
+
+def _restore(table: dict[str, Any], content: dict[str, Any]) -> None:
+    """Put a table back without a moment in which something is missing."""
+    for name, value in content.items():
+        if name not in table or table[name] is not value:
+            table[name] = value
+    for name in table.keys() - content.keys():
+        del table[name]
 
 
 def _noise(model: nn.Module, channels: int, size: tuple[int, int]) -> Tensor:

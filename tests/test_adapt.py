@@ -1,0 +1,371 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import selfadapt
+from conftest import TinyNet, assert_same, random_image, seeded, snapshot
+from selfadapt import SelfAdapt, View
+from selfadapt.models.interface import IMAGENET_MEAN, IMAGENET_STD
+from selfadapt.norm import SaN
+
+# the paper's equations, the slow and obvious way, for TinyNet
+
+
+def reference_norm(z: Tensor, weights: dict[str, Tensor], name: str, alpha: float, eps: float):
+    channels = []
+    for c in range(z.shape[0]):
+        image_mean = z[c].mean()
+        image_var = ((z[c] - image_mean) ** 2).mean()
+        mean = (1 - alpha) * weights[f"{name}.running_mean"][c] + alpha * image_mean
+        var = (1 - alpha) * weights[f"{name}.running_var"][c] + alpha * image_var
+        bar = (z[c] - mean) / torch.sqrt(var + eps)
+        channels.append(weights[f"{name}.weight"][c] * bar + weights[f"{name}.bias"][c])
+    return torch.stack(channels)
+
+
+def reference_logits(image: Tensor, weights: dict[str, Tensor], alpha: float) -> Tensor:
+    mean, std = (torch.tensor(v).to(image).reshape(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+    x = F.conv2d(((image - mean) / std)[None], weights["stem.weight"], stride=2, padding=1)[0]
+    x = reference_norm(x, weights, "norm1", alpha, 1e-5).clamp(min=0)
+    x = F.conv2d(x[None], weights["body.weight"], padding=1)[0]
+    x = reference_norm(x, weights, "norm2", alpha, 1e-3).clamp(min=0)
+    x = F.conv2d(x[None], weights["head.weight"], weights["head.bias"])
+    return F.interpolate(x, image.shape[-2:], mode="bilinear", align_corners=False)[0]
+
+
+def reference_self_adaptation(
+    image: Tensor,
+    model: nn.Module,
+    alpha: float,
+    psi: float,
+    lr: float,
+    steps: int,
+    scales: tuple[float, ...],
+    tuned: tuple[str, ...],
+) -> dict[str, Any]:
+    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    height, width = image.shape[-2:]
+    aligned = []
+    for scale in scales:
+        size = (round(height * scale), round(width * scale))
+        small = F.interpolate(image[None], size, mode="bilinear", antialias=scale < 1)[0]
+        plain = reference_logits(small, weights, alpha).softmax(dim=0)
+        gray = 0.299 * small[0] + 0.587 * small[1] + 0.114 * small[2]
+        flipped = torch.stack([gray, gray, gray]).flip(-1)
+        other = reference_logits(flipped, weights, alpha).softmax(dim=0).flip(-1)
+        for probs in (plain, other):
+            size = (height, width)
+            undone = F.interpolate(probs[None], size, mode="bilinear", antialias=scale > 1)
+            aligned.append(undone[0])
+    fused = sum(aligned) / len(aligned)
+    label = torch.full((height, width), 255)
+    for j in range(height):
+        for k in range(width):
+            best = int(fused[:, j, k].argmax())
+            if fused[best, j, k] >= psi * fused[best].max():
+                label[j, k] = best
+    for name in tuned:
+        weights[name].requires_grad_()
+    losses = []
+    for _ in range(steps):
+        log_probs = reference_logits(image, weights, alpha).log_softmax(dim=0)
+        kept = [(j, k) for j in range(height) for k in range(width) if label[j, k] != 255]
+        loss = -sum(log_probs[label[j, k], j, k] for j, k in kept) / len(kept)
+        gradients = torch.autograd.grad(loss, [weights[name] for name in tuned])
+        for name, gradient in zip(tuned, gradients, strict=True):
+            weights[name] = (weights[name] - lr * gradient).detach().requires_grad_()
+        losses.append(float(loss.detach()))
+    with torch.no_grad():
+        probs = reference_logits(image, weights, alpha).softmax(dim=0)
+        source = reference_logits(image, dict(model.state_dict()), 0.0).softmax(dim=0)
+    return {"fused": fused, "label": label, "losses": losses, "probs": probs, "source": source}
+
+
+LATER = ("body.weight", "norm2.weight", "norm2.bias", "head.weight", "head.bias")
+
+
+@pytest.mark.parametrize(
+    ("alpha", "scales", "steps", "psi", "lr"),
+    [
+        (0.1, (0.25, 0.5, 0.75), 3, 0.7, 0.05),
+        (0.0, (0.5, 1.0), 2, 0.5, 0.1),
+        (0.4, (0.75,), 5, 0.9, 0.02),
+        (1.0, (0.5, 1.5), 2, 1.0, 0.05),
+        (0.1, (0.25, 0.5, 0.75), 0, 0.7, 0.05),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_paper_mode_is_the_papers_equations(alpha, scales, steps, psi, lr, dtype) -> None:
+    model = seeded(TinyNet).to(dtype)
+    image = random_image(19, 26)
+    method = SelfAdapt(
+        model, alpha=alpha, psi=psi, lr=lr, steps=steps, scales=scales,
+        adapt=["body", "norm2", "head"],
+    )  # fmt: skip
+    result = method(image)
+    expected = reference_self_adaptation(
+        image.to(dtype), model, alpha, psi, lr, steps, scales, LATER
+    )
+    close = {"rtol": 0, "atol": 1e-5}
+    torch.testing.assert_close(result.fused_probs, expected["fused"], **close)
+    assert torch.equal(result.pseudo_label, expected["label"])
+    assert result.losses == pytest.approx(expected["losses"], abs=1e-5)
+    torch.testing.assert_close(result.probs, expected["probs"], **close)
+    torch.testing.assert_close(result.source_probs, expected["source"], **close)
+
+
+# official mode
+
+
+def test_official_mode_is_batchnorm_in_training_with_drift(image: Tensor) -> None:
+    """Inside the loop: model.train(); at the end: SaN with the statistics that followed."""
+    model, twin = seeded(TinyNet), seeded(TinyNet)
+    result = SelfAdapt(model, mode="official", steps=4, alpha=0.2, adapt=["body", "head"])(image)
+    mean, std = (torch.tensor(v).reshape(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+    x = ((image - mean) / std)[None]
+    twin.train()
+    optimizer = torch.optim.SGD([*twin.body.parameters(), *twin.head.parameters()], lr=0.05)
+    losses = []
+    for _ in range(4):
+        logits = F.interpolate(twin(x), image.shape[-2:], mode="bilinear")
+        loss = F.cross_entropy(logits, result.pseudo_label[None], ignore_index=255)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    twin.eval()
+    with torch.no_grad(), selfadapt.san(twin, 0.2):
+        probs = F.interpolate(twin(x), image.shape[-2:], mode="bilinear")[0].softmax(dim=0)
+    assert result.losses == pytest.approx(losses, rel=1e-4)
+    torch.testing.assert_close(result.probs, probs, rtol=0, atol=1e-5)
+
+
+def test_official_mode_has_the_released_cap() -> None:
+    model = seeded(TinyNet)
+    result = SelfAdapt(model, mode="official", steps=1, scales=(0.1,))(torch.rand(3, 3000, 800))
+    assert tuple(result.label.shape) == (3000, 800)
+    assert "adapted at 2048x1024, the image is 800x3000" in result.notes
+
+
+# what a call leaves behind, and where it may be made
+
+
+@pytest.mark.parametrize("mode", ["paper", "official"])
+def test_the_model_comes_back_bit_by_bit(tiny: nn.Module, image: Tensor, mode: Any) -> None:
+    tiny.norm1.train()
+    tiny.stem.weight.requires_grad_(False)
+    tiny.head.weight.grad = torch.ones_like(tiny.head.weight)
+    tiny.body.register_forward_hook(lambda *_: None)
+    before = snapshot(tiny)
+    SelfAdapt(tiny, mode=mode, steps=2)(image)
+    assert_same(before, snapshot(tiny))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
+@pytest.mark.parametrize("moment", [1, 7, 8, 10])
+@pytest.mark.parametrize("mode", ["paper", "official"])
+def test_the_model_comes_back_after_an_exception(
+    tiny: nn.Module, image: Tensor, mode: Any, moment: int, error: type[BaseException]
+) -> None:
+    method = SelfAdapt(tiny, mode=mode, steps=3)
+    expected = method(image)
+    calls = 0
+
+    def fail(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == moment:
+            raise error("in the middle")
+
+    handle = tiny.body.register_forward_hook(fail)
+    before = snapshot(tiny)
+    with pytest.raises(error, match="in the middle"):
+        method(image)
+    assert_same(before, snapshot(tiny))
+    handle.remove()
+    assert torch.equal(method(image).probs, expected.probs)
+
+
+def test_a_buffer_that_changes_in_evaluation_is_left_alone(tiny: nn.Module, image: Tensor) -> None:
+    tiny.register_buffer("calls", torch.zeros(()))
+    tiny.register_forward_pre_hook(lambda module, _: module.calls.add_(1) and None)
+    SelfAdapt(tiny, steps=1)(image)
+    assert tiny.calls == 0
+
+
+def test_nothing_is_carried_from_image_to_image(tiny: nn.Module, image: Tensor) -> None:
+    method = SelfAdapt(tiny, steps=2)
+    first = method(image)
+    method(random_image(41, 23, seed=5))
+    again = method(image)
+    for field in ("probs", "fused_probs", "source_probs", "pseudo_label"):
+        assert torch.equal(getattr(first, field), getattr(again, field))
+    assert first.losses == again.losses
+
+
+def test_the_caller_may_be_inside_no_grad_or_inference_mode(tiny: nn.Module, image: Tensor) -> None:
+    method = SelfAdapt(tiny, steps=2)
+    expected = method(image).probs
+    with torch.no_grad():
+        assert torch.equal(method(image).probs, expected)
+        assert not torch.is_grad_enabled()
+    with torch.inference_mode():
+        result = SelfAdapt(tiny, steps=2)(image.clone())
+        assert torch.is_inference_mode_enabled()
+    assert torch.equal(result.probs, expected)
+    assert not result.probs.requires_grad
+
+
+def test_random_numbers_are_not_drawn(tiny: nn.Module, image: Tensor) -> None:
+    state = torch.get_rng_state()
+    SelfAdapt(tiny, steps=1)(image)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_dropout_stays_off(image: Tensor) -> None:
+    model = seeded(lambda: nn.Sequential(TinyNet(8), nn.Dropout(0.5), nn.Conv2d(8, 3, 1))).train()
+    for mode in ("paper", "official"):
+        method = SelfAdapt(model, mode=mode, steps=2)
+        assert torch.equal(method(image).probs, method(image).probs)
+
+
+def test_adapting_changes_the_prediction_and_lowers_the_loss(image: Tensor) -> None:
+    model = seeded(TinyNet)
+    result = SelfAdapt(model, steps=8)(image)
+    assert list(result.losses) == sorted(result.losses, reverse=True)
+    with torch.no_grad(), selfadapt.san(model, 0.1):
+        unadapted = SelfAdapt(model, steps=0)(image)
+    assert not torch.equal(result.probs, unadapted.probs)
+    torch.testing.assert_close(result.confidence, result.probs.amax(dim=0))
+    assert result.seconds > 0
+
+
+# guards
+
+
+def san_probs(model: nn.Module, image: Tensor) -> Tensor:
+    return SelfAdapt(model, steps=0)(image).probs
+
+
+def test_an_empty_pseudo_label_falls_back_to_san(tiny: nn.Module, image: Tensor) -> None:
+    result = SelfAdapt(tiny, mode="official", psi=1.0)(image)
+    assert result.losses == ()
+    assert "no pixel is sure enough" in result.notes[-1]
+    assert torch.equal(result.probs, san_probs(tiny, image))
+
+
+def test_an_exploding_loss_falls_back_to_san(tiny: nn.Module, image: Tensor) -> None:
+    result = SelfAdapt(tiny, lr=3e38, adapt=["*"])(image)
+    assert not all(map(math.isfinite, result.losses))
+    assert "lr may be too high: this is the prediction with SaN" in result.notes[-1]
+    assert torch.equal(result.probs, san_probs(tiny, image))
+
+
+class NaNWhere(TinyNet):
+    """A network that returns NaN where it is told to."""
+
+    def __init__(self, broken: Callable[[nn.Module, Tensor], bool]) -> None:
+        super().__init__()
+        self.broken = broken
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (float("nan") if self.broken(self, x) else 1.0)
+
+
+def test_views_the_network_cannot_digest_fall_back_to_san(image: Tensor) -> None:
+    model = seeded(lambda: NaNWhere(lambda _, x: x.shape[-1] < 20))
+    result = SelfAdapt(model)(image)
+    assert "the views' predictions are not finite" in result.notes[-1]
+    assert torch.equal(result.probs, san_probs(model, image))
+
+
+def test_where_san_fails_too_the_source_prediction_is_given(image: Tensor) -> None:
+    model = seeded(lambda: NaNWhere(lambda net, _: isinstance(net.norm1, SaN)))
+    result = SelfAdapt(model, steps=1)(image)
+    assert "this is the network as trained" in result.notes[-1]
+    assert torch.equal(result.probs, result.source_probs)
+
+
+def test_a_network_that_is_broken_is_said_to_be(image: Tensor) -> None:
+    model = seeded(lambda: NaNWhere(lambda *_: True))
+    with pytest.raises(ValueError, match="the network's own prediction for this image is not"):
+        SelfAdapt(model, steps=1)(image)
+
+
+def test_large_images_are_scaled_down_and_brought_back(tiny: nn.Module) -> None:
+    image = random_image(60, 90)
+    result = SelfAdapt(tiny, steps=1, max_pixels=30 * 45)(image)
+    assert tuple(result.probs.shape) == (3, 60, 90)
+    assert tuple(result.pseudo_label.shape) == (60, 90)
+    assert tuple(result.source_probs.shape) == tuple(result.fused_probs.shape) == (3, 60, 90)
+    assert set(result.pseudo_label.unique().tolist()) <= {0, 1, 2, 255}
+    assert "adapted at 45x30, the image is 90x60" in result.notes
+    torch.testing.assert_close(result.probs.sum(dim=0), torch.ones(60, 90))
+
+
+# settings
+
+
+def test_comparing_is_optional(tiny: nn.Module, image: Tensor) -> None:
+    plain, compared = SelfAdapt(tiny, compare=False)(image), SelfAdapt(tiny)(image)
+    assert plain.source_probs is None
+    assert torch.equal(plain.probs, compared.probs)
+
+
+def test_any_views_by_argument(tiny: nn.Module, image: Tensor) -> None:
+    views = [View(1.0), View(0.5, flip=True), View(1.5, gray=True)]
+    for mode in ("paper", "official"):
+        method = SelfAdapt(tiny, views=views, mode=mode, steps=1)
+        assert [(v.scale, v.flip, v.gray) for v in method.views] == [
+            (1.0, False, False), (0.5, True, False), (1.5, False, True),
+        ]  # fmt: skip
+        assert isinstance(method(image).probs, Tensor)
+
+
+def test_each_mode_has_its_own_learning_rate(tiny: nn.Module) -> None:
+    assert SelfAdapt(tiny, mode="official").lr == 0.05
+    assert SelfAdapt(tiny).lr < 0.05
+    assert SelfAdapt(tiny, lr=0.3).lr == 0.3
+
+
+def test_normalised_tensors_give_the_same(tiny: nn.Module, image: Tensor) -> None:
+    mean, std = (torch.tensor(v).reshape(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+    method = SelfAdapt(tiny, steps=2)
+    result = method((image - mean) / std, normalized=True)
+    torch.testing.assert_close(result.probs, method(image).probs, rtol=0, atol=1e-4)
+
+
+def test_a_half_precision_model_adapts_in_full(image: Tensor) -> None:
+    model = seeded(TinyNet)
+    half = seeded(TinyNet).half()
+    before = snapshot(half)
+    result = SelfAdapt(half, steps=3)(image)
+    assert_same(before, snapshot(half))
+    assert result.probs.dtype == torch.float32
+    torch.testing.assert_close(
+        result.probs, SelfAdapt(model, steps=3)(image).probs, rtol=0, atol=0.02
+    )
+
+
+def test_a_model_without_batchnorm_still_adapts(image: Tensor) -> None:
+    model = seeded(lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 1)))
+    result = SelfAdapt(model, steps=3)(image)
+    assert any("SaN changes nothing" in note for note in result.notes)
+    assert result.losses[-1] < result.losses[0]
+
+
+def test_more_than_255_classes(image: Tensor) -> None:
+    result = SelfAdapt(seeded(lambda: TinyNet(300)), steps=1, psi=0.9)(image)
+    assert int(result.pseudo_label.min()) == -1
+    assert result.losses
+
+
+def test_a_compiled_model_is_adapted_behind_its_compiler(tiny: nn.Module, image: Tensor) -> None:
+    compiled = torch.compile(tiny, backend="eager")
+    expected = SelfAdapt(tiny, steps=1)(image).probs
+    assert torch.equal(SelfAdapt(compiled, steps=1)(image).probs, expected)
