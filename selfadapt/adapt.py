@@ -201,6 +201,10 @@ class SelfAdapt:
     def _usable_views(self, views: Sequence[View]) -> tuple[View, ...]:
         if not views:
             raise ValueError("at least one view is needed, got no scales or views")
+        for view in views:
+            if not isinstance(view, View):
+                kind = type(view).__name__
+                raise TypeError(f"views must be View objects, got {kind}; use scales= for numbers")
         gray = self.interface.channels == 3
         kind = self.mode.view
         return tuple(dict.fromkeys(kind(v.scale, v.flip, v.gray and gray) for v in views))

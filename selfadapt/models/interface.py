@@ -168,7 +168,7 @@ def main_output(output: Any) -> Any:
 def lent(model: nn.Module) -> Iterator[None]:
     """Lend a model out in evaluation mode; on leaving, every module is as it was.
 
-    That goes for each module's flags, hooks and attributes, for some networks set such on themselves
+    That goes for each module's flags, hooks and attributes: some networks set such on themselves
     when they are run. Tensors are not looked after: nobody writes to them, see ``Episode``.
     """
     before = [(module, _tables(module)) for module in model.modules()]

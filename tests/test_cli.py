@@ -1,0 +1,154 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PILImage
+
+import selfadapt
+from conftest import random_image, seeded
+from selfadapt.cli import VERBS, main
+from selfadapt.images import to_pil
+
+FAST = ["--steps", "1", "--scales", "[0.5]"]
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = seeded(lambda: selfadapt.create_model("deeplabv1_resnet50", classes="cityscapes-19"))
+    path = tmp_path_factory.mktemp("net") / "net.safetensors"
+    selfadapt.save_model(model, path, dtype=torch.float16)
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name, size in {"a.png": (33, 49), "b.jpg": (40, 40)}.items():
+        to_pil(random_image(*size)).save(folder / name)
+    return folder
+
+
+def run(*args: Any) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main([str(arg) for arg in args])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_predict_writes_four_files_for_each_image(
+    net: Path, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "masks"
+    assert run("predict", photos, "--model", net, "-o", out, *FAST) == 0
+    assert f"2 of 2 images segmented, see {out}" in capsys.readouterr().out
+    kinds = ("label", "color", "overlay", "confidence")
+    assert {p.name for p in out.iterdir()} == {f"{n}_{k}.png" for n in "ab" for k in kinds}
+    expected = selfadapt.SelfAdapt(selfadapt.load_model(net), steps=1, scales=(0.5,))(
+        photos / "a.png"
+    )
+    label = np.asarray(PILImage.open(out / "a_label.png"))
+    assert label.dtype == np.uint8
+    assert np.array_equal(label, expected.label.numpy())
+    confidence = np.asarray(PILImage.open(out / "a_confidence.png"))
+    assert np.array_equal(confidence, (expected.confidence * 255).round().byte().numpy())
+    color = np.asarray(PILImage.open(out / "a_color.png"))
+    assert color.shape == (33, 49, 3)
+    assert PILImage.open(out / "b_overlay.png").size == (40, 40)
+
+
+def test_predict_refuses_to_overwrite_unless_told(
+    net: Path, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "masks"
+    out.mkdir()
+    (out / "b_color.png").write_bytes(b"mine")
+    command = ("predict", photos, "--model", net, "-o", out, *FAST)
+    assert run(*command) == 2
+    assert "b_color.png would be replaced" in capsys.readouterr().err
+    assert [p.name for p in out.iterdir()] == ["b_color.png"]
+    assert (out / "b_color.png").read_bytes() == b"mine"
+    assert run(*command, "--overwrite") == 0
+    assert (out / "b_color.png").read_bytes() != b"mine"
+
+
+def test_an_unreadable_image_is_listed_and_the_rest_is_done(
+    net: Path, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    (photos / "aa.png").write_text("not an image")
+    out = tmp_path / "masks"
+    assert run("predict", photos, "--model", net, "-o", out, *FAST) == 1
+    captured = capsys.readouterr()
+    assert re.search(r"not done: .*aa.png is not an image file", captured.err)
+    assert "2 of 3 images segmented" in captured.out
+    assert len(list(out.iterdir())) == 8
+
+
+BAD = {
+    "no such image": (["x.png"], "there is no image file x.png"),
+    "no model": (
+        ["{photos}", "--model", "x.safetensors"],
+        "no weights file x.safetensors",
+    ),
+    "an empty folder": (["{empty}"], "there are no images in the folder"),
+    "the same name twice": (["{photos}", "{photos}/a.png"], "would be written to the same files"),
+    "output is a file": (["{photos}", "-o", "{photos}/a.png"], "the output must be a folder"),
+    "psi": (["{photos}", "--psi", "1.4"], r"psi must lie in \[0, 1\].*got 1.4"),
+    "alpha": (["{photos}", "--alpha", "2"], r"alpha must lie in \[0, 1\]"),
+    "layers": (["{photos}", "--adapt", "[layer9]"], "did you mean 'layer4'"),
+    "device": (["{photos}", "--device", "tpu9"], "device must be cpu, cuda or cuda:NUMBER"),
+    "unknown flag": (["{photos}", "--alpah", "0.2"], "alpah"),
+    "not a number": (["{photos}", "--steps", "many"], "steps"),
+    "unknown mode": (["{photos}", "--mode", "fast"], "mode"),
+    "no images": ([], "IMAGE|images"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_asked_wrongly_exits_2_without_a_traceback(
+    case: str, net: Path, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    args, message = BAD[case]
+    (tmp_path / "empty").mkdir()
+    args = [arg.format(photos=photos, empty=tmp_path / "empty") for arg in args]
+    command = ["predict", "--model", net, "-o", tmp_path / "masks", *args]
+    assert run(*command) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert "Traceback" not in error
+    assert not (tmp_path / "masks").exists()
+
+
+def test_ctrl_c_ends_cleanly(
+    net: Path, photos: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+):
+    written = []
+
+    def stop(*args: Any) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(args)
+
+    monkeypatch.setattr("selfadapt.predict.write_result", stop)
+    assert run("predict", photos, "--model", net, "-o", tmp_path / "masks", *FAST) == 130
+    assert "stopped" in capsys.readouterr().err
+
+
+def test_version_and_help() -> None:
+    command = [sys.executable, "-m", "selfadapt"]
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout.strip() == selfadapt.__version__
+    text = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    assert all(verb in text for verb in VERBS)
+    assert len(text.splitlines()) < 25
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_an_example_that_parses(verb: str, capsys: Any) -> None:
+    assert run(verb, "--help") == 0
+    assert f"example: selfadapt {verb}" in capsys.readouterr().out

@@ -1,0 +1,307 @@
+"""Bad input gets a clear message: what must be, what came, what to do."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PILImage
+from torch import nn
+
+import selfadapt
+from conftest import TinyNet, assert_same, random_image, seeded, snapshot
+from selfadapt import Interface, SelfAdapt, View
+from selfadapt.labels import class_names
+from selfadapt.models.checkpoint import load_weights
+
+RAISES = {
+    "alpha too large": (
+        lambda model: SelfAdapt(model, alpha=1.5),
+        ValueError,
+        r"alpha must lie in \[0, 1\] \(0: source statistics, 1: image statistics\), got 1.5",
+    ),
+    "alpha not a number": (
+        lambda model: SelfAdapt(model, alpha="high"),
+        ValueError,
+        r"alpha must lie in \[0, 1\].*got 'high'",
+    ),
+    "alpha NaN": (lambda model: selfadapt.apply_san(model, float("nan")), ValueError, "got nan"),
+    "alpha by a layer that is not there": (
+        lambda model: selfadapt.apply_san(model, {"nrom1": 0.1}),
+        ValueError,
+        r"alpha names no normalisation layer with 'nrom1'; did you mean 'norm1'\?.*norm1, norm2",
+    ),
+    "psi too large": (
+        lambda model: SelfAdapt(model, psi=1.4),
+        ValueError,
+        r"psi must lie in \[0, 1\].*got 1.4",
+    ),
+    "steps negative": (
+        lambda model: SelfAdapt(model, steps=-1),
+        ValueError,
+        "steps must be a whole number, 0 or more, got -1",
+    ),
+    "steps a fraction": (lambda model: SelfAdapt(model, steps=2.5), ValueError, "got 2.5"),
+    "lr zero": (
+        lambda model: SelfAdapt(model, lr=0),
+        ValueError,
+        "lr must be a positive number, got 0",
+    ),
+    "lr infinite": (lambda model: SelfAdapt(model, lr=float("inf")), ValueError, "got inf"),
+    "unknown mode": (
+        lambda model: SelfAdapt(model, mode="offical"),
+        ValueError,
+        "unknown mode 'offical'; did you mean 'official'. known: paper, official",
+    ),
+    "no scales": (lambda model: SelfAdapt(model, scales=()), ValueError, "at least one view"),
+    "scale zero": (
+        lambda model: SelfAdapt(model, scales=(0.5, 0)),
+        ValueError,
+        "scale of a view must be a positive number, got 0",
+    ),
+    "not a view": (
+        lambda model: SelfAdapt(model, views=[0.5]),
+        TypeError,
+        "views must be View objects, got float; use scales=",
+    ),
+    "layers that are not there": (
+        lambda model: SelfAdapt(model, adapt=["haed"]),
+        ValueError,
+        r"adapt names no parameters of this model with 'haed'; did you mean 'head'\?.*body, head",
+    ),
+    "no layers": (lambda model: SelfAdapt(model, adapt=[]), ValueError, "at least one layer"),
+    "max_pixels zero": (
+        lambda model: SelfAdapt(model, max_pixels=0),
+        ValueError,
+        "max_pixels must be a positive whole number, got 0",
+    ),
+    "max_pixels in official mode": (
+        lambda model: SelfAdapt(model, mode="official", max_pixels=100),
+        ValueError,
+        "max_pixels cannot be set in official mode",
+    ),
+    "not a model": (
+        lambda _: SelfAdapt("resnet"),
+        TypeError,
+        "model must be a torch.nn.Module, got str",
+    ),
+    "a TorchScript model": (
+        lambda _: SelfAdapt(torch.jit.script(nn.Conv2d(3, 2, 1))),
+        TypeError,
+        "a TorchScript model cannot be adapted",
+    ),
+    "a model without parameters": (
+        lambda _: SelfAdapt(nn.Sequential(nn.ReLU())),
+        ValueError,
+        "this model has no parameters",
+    ),
+    "a classifier": (
+        lambda _: SelfAdapt(
+            nn.Sequential(nn.Conv2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        ),
+        TypeError,
+        r"must return class scores \(B, C, H, W\), got \(1, 2\)",
+    ),
+    "an unknown dict": (
+        lambda _: SelfAdapt(TinyNet(form=lambda y: {"a": y, "b": y})),
+        TypeError,
+        r"returns \['a', 'b'\], none of which is called out or logits or pred",
+    ),
+    "mean of the wrong length": (
+        lambda model: SelfAdapt(model, interface=Interface(mean=(0.5,), std=(0.5,))),
+        ValueError,
+        "one number for each of the 3 input channels, got 1 and 1",
+    ),
+    "std zero": (
+        lambda model: SelfAdapt(model, interface=Interface(mean=(0.0,) * 3, std=(0.0,) * 3)),
+        ValueError,
+        "std must be positive",
+    ),
+    "unknown network": (
+        lambda _: selfadapt.create_model("deeplabv1_resnet5"),
+        ValueError,
+        "unknown model 'deeplabv1_resnet5'; did you mean 'deeplabv1_resnet50'",
+    ),
+    "unknown option": (
+        lambda _: selfadapt.create_model("deeplabv1_resnet50", stile="caffe"),
+        ValueError,
+        "has no option 'stile'; did you mean 'style'",
+    ),
+    "unknown style": (
+        lambda _: selfadapt.create_model("deeplabv1_resnet50", style="cafe"),
+        ValueError,
+        "style of deeplabv1_resnet50 must be one of 'pytorch', 'caffe', got 'cafe'",
+    ),
+    "no classes": (
+        lambda _: selfadapt.create_model("deeplabv1_resnet50", classes=0),
+        ValueError,
+        "at least one class, got 0",
+    ),
+    "unknown class space": (
+        lambda _: class_names("cityscapes-20"),
+        ValueError,
+        "unknown class space 'cityscapes-20'; known: cityscapes-19",
+    ),
+    "a model of unknown make": (
+        lambda model: selfadapt.save_model(model, "never.safetensors"),
+        TypeError,
+        "only a network from create_model or load_model knows its architecture, got TinyNet",
+    ),
+    "no views to fuse": (lambda _: selfadapt.fuse([]), ValueError, "at least one view is needed"),
+    "view with a negative scale": (lambda _: View(-1.0), ValueError, "got -1.0"),
+}
+
+
+@pytest.mark.parametrize("case", RAISES)
+def test_a_wrong_setting_is_refused(case: str, tiny: nn.Module) -> None:
+    call, error, message = RAISES[case]
+    before = snapshot(tiny)
+    with pytest.raises(error, match=message):
+        call(tiny)
+    assert_same(before, snapshot(tiny))
+
+
+IMAGES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
+    "no such file": (lambda p: p / "a.png", FileNotFoundError, "there is no image file .*a.png"),
+    "a folder": (lambda p: p, ValueError, "is a folder"),
+    "a text file": (
+        lambda p: _written(p / "a.jpg", b"hello"),
+        ValueError,
+        "a.jpg is not an image file that can be read",
+    ),
+    "an empty file": (lambda p: _written(p / "a.png", b""), ValueError, "is not an image file"),
+    "a cut off file": (lambda p: _cut_off(p / "a.png"), ValueError, "cut off or damaged"),
+    "a number": (lambda _: 3, TypeError, "an image must be a path.*got int"),
+    "a list": (lambda _: [[1, 2]], TypeError, "got list"),
+    "a batch": (
+        lambda _: torch.rand(2, 3, 8, 8),
+        ValueError,
+        r"must have the shape \(3, H, W\), got \(2, 3, 8, 8\); images are adapted to one at a",
+    ),
+    "two channels": (
+        lambda _: torch.rand(2, 8, 8),
+        ValueError,
+        "takes 3 channels, got an image with 2",
+    ),
+    "no pixels": (lambda _: torch.rand(3, 0, 8), ValueError, r"got \(3, 0, 8\)"),
+    "8-bit values as float": (
+        lambda _: torch.rand(3, 8, 8) * 255,
+        ValueError,
+        r"must lie in \[0, 1\], got values from .*divide 8-bit values by 255, or say normalized",
+    ),
+    "NaN": (lambda _: torch.full((3, 8, 8), float("nan")), ValueError, "NaN or infinite"),
+    "integers": (lambda _: torch.ones(3, 8, 8, dtype=torch.int64), TypeError, "got torch.int64"),
+    "bool array": (lambda _: np.ones((8, 8, 3), bool), TypeError, "uint8, uint16 or float, got"),
+    "channels first array": (
+        lambda _: np.zeros((3, 80, 80), np.uint8),
+        ValueError,
+        r"got \(3, 80, 80\), which looks like \(C, H, W\)",
+    ),
+    "one dimension": (lambda _: np.zeros(8, np.uint8), ValueError, r"\(H, W, C\), got \(8,\)"),
+    "32-bit levels": (
+        lambda _: PILImage.fromarray(np.full((4, 4), 70000, np.int32)),
+        ValueError,
+        "must hold 16-bit values, got values from 70000 to 70000",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IMAGES)
+def test_a_wrong_image_is_refused(case: str, tiny: nn.Module, tmp_path: Path) -> None:
+    make, error, message = IMAGES[case]
+    method = SelfAdapt(tiny, steps=1)
+    before = snapshot(tiny)
+    with pytest.raises(error, match=message):
+        method(make(tmp_path))
+    assert_same(before, snapshot(tiny))
+
+
+def test_normalised_goes_with_float_tensors_only(tiny: nn.Module) -> None:
+    with pytest.raises(TypeError, match=r"normalized=True takes a float tensor .* got ndarray"):
+        SelfAdapt(tiny)(np.zeros((8, 8, 3), np.uint8), normalized=True)
+
+
+def test_a_file_cannot_feed_a_network_of_many_channels(tmp_path: Path) -> None:
+    PILImage.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    method = SelfAdapt(seeded(lambda: TinyNet(channels=5)))
+    with pytest.raises(ValueError, match=r"takes 5 channels, .* give a tensor \(5, H, W\)"):
+        method(tmp_path / "a.png")
+
+
+def test_a_decompression_bomb_is_refused(
+    tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PILImage.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(ValueError, match="has more pixels than one image may have"):
+        SelfAdapt(tiny)(tmp_path / "a.png")
+
+
+def test_a_failing_network_says_on_what(tiny: nn.Module) -> None:
+    def fail(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        if inputs[0].shape[-1] == 12:
+            raise RuntimeError("too small")
+
+    method = SelfAdapt(tiny)
+    tiny.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="too small") as caught:
+        method(random_image(32, 48))
+    assert "while the network ran on an image of 12x8 pixels" in caught.value.__notes__
+
+
+WEIGHTS: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
+    "no such file": (lambda p: p / "w.pth", FileNotFoundError, "no weights file .*w.pth"),
+    "not a checkpoint": (lambda p: _written(p / "w.pth", b"hello"), ValueError, "tensors alone"),
+    "torn safetensors": (
+        lambda p: _written(p / "w.safetensors", b"\x40\0\0\0\0\0\0\0{"),
+        ValueError,
+        "is not a whole safetensors file",
+    ),
+    "a pickled model": (
+        lambda p: _saved(p / "w.pth", nn.Conv2d(1, 1, 1)),
+        ValueError,
+        r"nothing else is loaded for safety; .* save its state_dict\(\) instead",
+    ),
+    "a list": (lambda p: _saved(p / "w.pth", [1, 2]), ValueError, "must hold tensors by name"),
+    "no tensors": (lambda p: _saved(p / "w.pth", {"lr": 0.1}), ValueError, "holds no tensors"),
+    "another network": (
+        lambda p: _saved(p / "w.pth", nn.Conv2d(1, 1, 1).state_dict()),
+        ValueError,
+        "it lacks .* and .* more; it has too much weight, bias; is it of another architecture",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_wrong_weights_are_refused(case: str, tmp_path: Path) -> None:
+    make, error, message = WEIGHTS[case]
+    model = selfadapt.create_model("deeplabv1_resnet50", classes=2)
+    before = snapshot(model)
+    with pytest.raises(error, match=message):
+        load_weights(model, make(tmp_path))
+    assert_same(before, snapshot(model))
+
+
+def test_another_number_of_classes_is_refused(tmp_path: Path) -> None:
+    selfadapt.save_model(
+        selfadapt.create_model("deeplabv1_resnet50", classes=3), tmp_path / "w.safetensors"
+    )
+    with pytest.raises(ValueError, match=r"cls_head.* has the shape \(3.*is the number of classes"):
+        selfadapt.create_model("deeplabv1_resnet50", classes=4, weights=tmp_path / "w.safetensors")
+
+
+def _written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def _saved(path: Path, thing: Any) -> Path:
+    torch.save(thing, path)
+    return path
+
+
+def _cut_off(path: Path) -> Path:
+    PILImage.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(path)
+    return _written(path, path.read_bytes()[:5000])

@@ -1,0 +1,40 @@
+"""A module imports only from rows above its own, so that the edge can be dropped or replaced."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import selfadapt
+
+ROOT = Path(selfadapt.__file__).parent
+ROWS = [
+    {"names", "files", "pseudo", "views", "labels", "result"},
+    {"norm", "images", "metrics"},
+    {"models"},
+    {"episode"},
+    {"adapt"},
+    {"predict", "demo"},
+    {"cli"},
+]
+
+
+def wrong_imports() -> Iterator[str]:
+    row = {name: i for i, names in enumerate(ROWS) for name in names}
+    for path in sorted(ROOT.rglob("*.py")):
+        here = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if here in ("__init__", "__main__"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("selfadapt."):
+                other = node.module.split(".")[1]
+                if other != here and row[other] >= row[here]:
+                    yield f"{path.relative_to(ROOT)} imports {other}"
+
+
+def test_modules_import_only_from_rows_above() -> None:
+    assert list(wrong_imports()) == []
+
+
+def test_every_module_has_a_row() -> None:
+    modules = {path.name.removesuffix(".py") for path in ROOT.iterdir() if path.name[0] != "_"}
+    assert modules == set().union(*ROWS)

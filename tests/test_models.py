@@ -1,0 +1,322 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import segmentation_models_pytorch as smp
+import torch
+import torchvision
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import selfadapt
+from conftest import TinyNet, random_image, seeded
+from networks import NETWORKS, segformer
+from selfadapt import Interface
+from selfadapt.labels import CITYSCAPES_19, SYNTHIA_16
+from selfadapt.models.families import adapted_parameters
+from selfadapt.models.interface import IMAGENET_MEAN, IMAGENET_STD, main_output
+
+VARIANTS = [
+    (name, style)
+    for name in ("deeplabv1_resnet50", "deeplabv1_resnet101")
+    for style in ("pytorch", "caffe")
+]
+
+
+# DeepLabv1
+
+
+@pytest.mark.parametrize(("name", "style"), VARIANTS)
+def test_deeplabv1_has_the_stated_layout(name: str, style: Any) -> None:
+    model = selfadapt.create_model(name, classes=7, style=style)
+    net = model.backbone
+    with torch.no_grad():
+        x = torch.rand(1, 3, 65, 97)
+        assert tuple(model(x).shape) == (1, 7, 65, 97)
+        stem = net.maxpool(net.conv1(x))
+        features = net.layer4(net.layer3(net.layer2(net.layer1(stem))))
+    assert tuple(features.shape) == (1, 2048, 9, 13)  # output stride 8
+    blocks = {"deeplabv1_resnet50": 6, "deeplabv1_resnet101": 23}[name]
+    assert [block.conv2.dilation[0] for block in net.layer3] == [1] + [2] * (blocks - 1)
+    assert [block.conv2.dilation[0] for block in net.layer4] == [1, 4, 4]
+    strides = net.layer2[0].conv1.stride[0], net.layer2[0].conv2.stride[0]
+    assert strides == ((2, 1) if style == "caffe" else (1, 2))
+
+
+def test_the_dilation_layouts_differ_in_the_first_blocks_only() -> None:
+    for dilation, rates in {"torchvision": (1, 2), "every block": (2, 4)}.items():
+        net = selfadapt.create_model("deeplabv1_resnet50", classes=2, dilation=dilation).backbone
+        assert (net.layer3[0].conv2.dilation[0], net.layer4[0].conv2.dilation[0]) == rates
+        assert {block.conv2.dilation[0] for block in net.layer4[1:]} == {4}
+
+
+@pytest.mark.parametrize(("name", "style"), VARIANTS)
+def test_released_checkpoints_load_and_predict_the_same(
+    name: str, style: Any, tmp_path: Path
+) -> None:
+    model = seeded(lambda: selfadapt.create_model(name, classes=16, style=style))
+    released = {"module.backbone.fc.weight": torch.rand(1000, 2048)}
+    for key, value in model.state_dict().items():
+        owner, _, last = key.rpartition(".")
+        if isinstance(model.get_submodule(owner), nn.BatchNorm2d):
+            released[f"module.{owner}.batch_norm.{last}"] = value
+            released[f"module.{owner}.alpha"] = torch.tensor(0.1)
+        else:
+            released[f"module.{key}"] = value
+    torch.save(released, tmp_path / "gta_alpha0.1.pth")
+    loaded = selfadapt.create_model(
+        name, classes=16, style=style, weights=tmp_path / "gta_alpha0.1.pth"
+    )
+    x = torch.rand(1, 3, 33, 41)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), model(x))
+
+
+def test_backbone_weights_load_alone(tmp_path: Path) -> None:
+    imagenet = torchvision.models.resnet50(weights=None)
+    torch.save({"state_dict": imagenet.state_dict()}, tmp_path / "resnet50.pth")
+    model = selfadapt.create_model("deeplabv1_resnet50", weights=tmp_path / "resnet50.pth")
+    assert torch.equal(model.backbone.conv1.weight, imagenet.conv1.weight)
+    assert len(model.spec.classes) == 19
+
+
+# saving and loading
+
+
+@pytest.mark.parametrize("classes", [3, "cityscapes-19", "synthia-16", ("cat", "dog")])
+def test_a_saved_network_needs_nothing_but_its_path(classes: Any, tmp_path: Path) -> None:
+    model = seeded(
+        lambda: selfadapt.create_model("deeplabv1_resnet50", classes=classes, style="caffe")
+    )
+    path = tmp_path / "net.safetensors"
+    selfadapt.save_model(model, path)
+    loaded = selfadapt.load_model(path)
+    assert loaded.spec == model.spec
+    assert loaded.interface == model.interface
+    assert not loaded.training
+    x = torch.rand(1, 3, 33, 41)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), model(x))
+    assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
+
+
+def test_half_the_bytes_but_statistics_in_full(tmp_path: Path) -> None:
+    model = seeded(lambda: selfadapt.create_model("deeplabv1_resnet50", classes=2))
+    model.backbone.bn1.running_var.fill_(1e6)
+    selfadapt.save_model(model, tmp_path / "net.safetensors", dtype=torch.float16)
+    with safe_open(tmp_path / "net.safetensors", "pt") as file:
+        assert file.get_tensor("backbone.conv1.weight").dtype == torch.float16
+        assert file.get_tensor("backbone.bn1.running_var").dtype == torch.float32
+    loaded = selfadapt.load_model(tmp_path / "net.safetensors")
+    assert loaded.backbone.conv1.weight.dtype == torch.float32
+    assert torch.equal(loaded.backbone.bn1.running_var, model.backbone.bn1.running_var)
+
+
+def test_san_does_not_change_what_is_saved(tmp_path: Path) -> None:
+    model = seeded(lambda: selfadapt.create_model("deeplabv1_resnet50", classes=2))
+    selfadapt.apply_san(model, 0.3)
+    selfadapt.save_model(model, tmp_path / "net.safetensors")
+    loaded = selfadapt.load_model(tmp_path / "net.safetensors")
+    assert type(loaded.backbone.bn1) is nn.BatchNorm2d
+    assert list(loaded.state_dict()) == list(model.state_dict())
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "net.safetensors"
+    path.write_bytes(b"old")
+    model = selfadapt.create_model("deeplabv1_resnet50", classes=2)
+
+    def full(tensors: Any, target: Path, metadata: Any) -> None:
+        Path(target).write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("selfadapt.models.checkpoint.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        selfadapt.save_model(model, path)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
+
+
+def test_a_file_that_names_no_architecture_says_what_to_do(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "net.safetensors")
+    with pytest.raises(ValueError, match=r"does not name its architecture; load it with create_mo"):
+        selfadapt.load_model(tmp_path / "net.safetensors")
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors", metadata={"arch": "vgg"})
+    with pytest.raises(ValueError, match=r"'vgg', which is not known here; known: deeplabv1_res"):
+        selfadapt.load_model(tmp_path / "other.safetensors")
+
+
+def test_the_class_spaces() -> None:
+    assert len(CITYSCAPES_19) == 19
+    assert len(SYNTHIA_16) == 16
+    assert CITYSCAPES_19[13] == "car"
+    assert SYNTHIA_16[9:12] == ("sky", "person", "rider")
+
+
+# which layers adapt
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen", "adapted"),
+    [
+        (
+            "own deeplabv1_resnet50",
+            {"backbone.conv1", "backbone.bn1", "backbone.layer1", "backbone.layer2"},
+            {"backbone.layer3", "backbone.layer4", "cls_head.weight", "cls_head.bias"},
+        ),
+        (
+            "smp Unet",
+            {"encoder.conv1", "encoder.bn1", "encoder.layer1", "encoder.layer2"},
+            {"encoder.layer3", "encoder.layer4", "decoder.blocks", "segmentation_head.0"},
+        ),
+    ],
+)
+def test_resnets_adapt_the_last_two_stages_and_the_head(
+    name: str, frozen: set[str], adapted: set[str]
+) -> None:
+    model = NETWORKS[name].build()
+    chosen = adapted_parameters(model).names
+    assert {".".join(n.split(".")[:2]) for n in chosen} == adapted
+    left = {n for n, _ in model.named_parameters()} - set(chosen)
+    assert {".".join(n.split(".")[:2]) for n in left} == frozen
+
+
+def test_deep_resnets_adapt_the_last_stage_and_the_head() -> None:
+    model = selfadapt.create_model("deeplabv1_resnet101", classes=2)
+    chosen = adapted_parameters(model).names
+    assert {n.split(".")[1] for n in chosen if n.startswith("backbone")} == {"layer4"}
+    assert "cls_head.weight" in chosen
+
+
+def test_hrnets_adapt_the_last_stage_and_the_head() -> None:
+    chosen = adapted_parameters(NETWORKS["timm hrnet"].build()).names
+    stages = {n.split(".")[2] for n in chosen if n.startswith("encoder")}
+    assert "stage4" in stages
+    assert "transition3" in stages
+    assert not stages & {"conv1", "conv2", "layer1", "transition1", "transition2", "stage2"}
+    assert "stage3" not in stages
+    assert any(n.startswith("segmentation_head") for n in chosen)
+
+
+def test_unknown_networks_adapt_their_last_third_and_say_so() -> None:
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(9)))
+    selection = adapted_parameters(model)
+    expected = ("6.weight", "6.bias", "7.weight", "7.bias", "8.weight", "8.bias")
+    assert selection.names == expected
+    assert "the last third of its layers is adapted, from '6.weight' on" in selection.reason
+    assert selection.reason in selfadapt.SelfAdapt(model).notes
+
+
+# what a network takes and gives
+
+
+def test_normalisation_is_known_for_the_libraries_networks(tmp_path: Path) -> None:
+    half = (0.5, 0.5, 0.5)
+    assert Interface().of(TinyNet()).mean == IMAGENET_MEAN
+    net = smp.Unet("inceptionv4", encoder_weights=None, classes=2)
+    assert Interface().of(net).std == half
+    net = smp.FPN("tu-mobilenetv3_small_050", encoder_weights=None, classes=2)
+    timm_config = net.encoder.model.pretrained_cfg
+    assert Interface().of(net).mean == tuple(timm_config["mean"])
+    net.encoder.model.pretrained_cfg = {**timm_config, "mean": half, "std": half}
+    assert Interface().of(net).mean == half
+    assert Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD).of(net).mean == IMAGENET_MEAN
+
+
+def test_normalisation_of_a_hugging_face_folder_is_read(tmp_path: Path) -> None:
+    model = segformer()
+    assert Interface().of(model).mean == IMAGENET_MEAN
+    model.save_pretrained(tmp_path)
+    rules: dict[str, Any] = {"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
+    model = type(model).from_pretrained(tmp_path)
+    interface = Interface().of(model)
+    assert (interface.mean, interface.std) == ((0.5,) * 3, (0.25,) * 3)
+    rules = {"do_normalize": False, "do_flip_channel_order": True}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
+    interface = Interface().of(model)
+    assert (interface.mean, interface.bgr) == ((0.0,) * 3, True)
+    image = random_image()
+    assert torch.equal(interface.normalize(image)[0], image.flip(0))
+    assert torch.equal(interface.denormalize(interface.normalize(image)[0]), image)
+
+
+@pytest.mark.parametrize(
+    ("name", "divisor"), [("toy", 1), ("own U-Net", 4), ("smp FPN", 32), ("hf SegFormer", 1)]
+)
+def test_the_sizes_a_network_needs_are_found_out(name: str, divisor: int) -> None:
+    assert Interface().of(NETWORKS[name].build()).divisor == divisor
+
+
+def test_padding_is_cut_off_again() -> None:
+    seen = []
+
+    def network(x: Tensor) -> Tensor:
+        seen.append(tuple(x.shape))
+        return x[:, :2]
+
+    x = torch.rand(1, 3, 33, 70)
+    logits = Interface(divisor=32).logits(network, x)
+    assert seen == [(1, 3, 64, 96)]
+    assert torch.equal(logits, x[:, :2])
+
+
+def test_small_outputs_are_enlarged_as_their_family_does() -> None:
+    x = torch.rand(1, 3, 32, 32)
+    small = torch.rand(1, 5, 8, 8)
+    expected = nn.functional.interpolate(small, (32, 32), mode="bilinear", align_corners=False)
+    assert torch.equal(Interface().logits(lambda _: small, x), expected)
+
+
+def test_one_channel_is_two_classes() -> None:
+    scores = torch.randn(1, 1, 4, 4)
+    logits = Interface().logits(lambda _: scores, torch.rand(1, 3, 4, 4))
+    torch.testing.assert_close(logits.softmax(dim=1)[:, 1:], scores.sigmoid())
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_probabilities_are_recognised(classes: int) -> None:
+    activation = "sigmoid" if classes == 1 else "softmax2d"
+    net = seeded(
+        lambda: smp.Unet("resnet18", encoder_weights=None, classes=classes, activation=activation)
+    )
+    interface = Interface().of(net)
+    assert interface.activated
+    x = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        probs = interface.logits(net, x).softmax(dim=1)
+        expected = net(x)
+    torch.testing.assert_close(probs[:, -classes:], expected, atol=1e-4, rtol=0)
+    assert not Interface().of(seeded(lambda: TinyNet(1))).activated
+
+
+def test_outputs_of_any_form() -> None:
+    scores = torch.rand(1, 2, 4, 4)
+
+    class Output:
+        logits = scores
+
+    forms = (scores, {"out": scores, "aux": 0}, {"logits": scores, "loss": 0}, {"pred": scores},
+             {"anything": scores}, (scores, 1), [scores], [{"out": scores}], Output())  # fmt: skip
+    for form in forms:
+        assert main_output(form) is scores
+
+
+def test_a_callable_takes_the_scores_out_of_anything_else() -> None:
+    model = seeded(lambda: TinyNet(form=lambda y: {"a": 0 * y, "b": y}))
+    plain = seeded(TinyNet)
+    method = selfadapt.SelfAdapt(
+        model, steps=1, interface=Interface(output=lambda output: output["b"])
+    )
+    image = random_image()
+    assert torch.equal(method(image).probs, selfadapt.SelfAdapt(plain, steps=1)(image).probs)
+
+
+def test_networks_of_other_channels_have_no_gray_views() -> None:
+    method = selfadapt.SelfAdapt(seeded(lambda: TinyNet(channels=4)))
+    assert not any(view.gray for view in method.views)
+    assert sum(view.flip for view in method.views) == 3
+    assert method.interface.mean == (0.0,) * 4
+    assert any("4 input channels: no view is turned gray" in note for note in method.notes)

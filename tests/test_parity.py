@@ -1,0 +1,62 @@
+"""Official mode against recorded outputs of the released code."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import selfadapt
+import selfadapt.adapt
+from conftest import needs_data
+from selfadapt.episode import Episode
+from selfadapt.images import load_image
+
+STAGES = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["default", "short"])
+def test_official_mode_equals_the_released_code(name: str, monkeypatch: Any) -> None:
+    folder = needs_data("parity")
+    weights = needs_data("street", "weights", "deeplabv1_resnet50_carla.safetensors")
+    model = selfadapt.create_model("deeplabv1_resnet50", classes=19, style="caffe", weights=weights)
+    settings = json.loads((folder / f"{name}.json").read_text())
+    recorded = np.load(folder / f"{name}.npz")
+    episodes: list[Episode] = []
+
+    class Recorded(Episode):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            episodes.append(self)
+
+    monkeypatch.setattr(selfadapt.adapt, "Episode", Recorded)
+    stages = [f"backbone.{stage}" for stage in STAGES if stage not in settings["frozen"]]
+    method = selfadapt.SelfAdapt(
+        model,
+        mode="official",
+        adapt=[*stages, "cls_head"],
+        compare=False,
+        **{key: settings[key] for key in ("alpha", "psi", "lr", "steps", "scales")},
+    )
+    result = method(folder / settings["image"])
+
+    def agreement(label: torch.Tensor, key: str) -> float:
+        return float((label.numpy() == recorded[key]).mean())
+
+    assert agreement(result.pseudo_label, "pseudo_label") >= 0.999
+    assert agreement(result.label, "final_label") >= 0.995
+    np.testing.assert_allclose(result.losses, recorded["losses"], rtol=0.01)
+    for key, maps in (("fused_probs", result.fused_probs), ("final_probs", result.probs)):
+        np.testing.assert_allclose(maps[:, ::4, ::4].numpy(), recorded[key], atol=5e-3)
+    (episode,) = episodes
+    for key in (key for key in recorded if key.startswith("stat.")):
+        found = episode.buffers[f"backbone.{key.removeprefix('stat.')}"].numpy()
+        difference = np.linalg.norm(found - recorded[key]) / np.linalg.norm(recorded[key])
+        assert difference < 1e-3, key
+    change = episode.tuned["cls_head.weight"].detach() - model.cls_head.weight.detach()
+    assert float(change.norm()) == pytest.approx(float(recorded["head_weight_delta"]), rel=0.01)
+    with torch.no_grad(), selfadapt.san(model, settings["alpha"]):
+        probs = Episode(model, method.interface).probs(load_image(folder / settings["image"]))
+    assert agreement(probs.argmax(dim=0), "san_label") >= 0.999
