@@ -48,7 +48,7 @@ class Mode:
 
 
 MODES = {
-    "paper": Mode(lr=0.01, drift=None, strict=False, view=View),
+    "paper": Mode(lr=0.02, drift=None, strict=False, view=View),
     "official": Mode(lr=0.05, drift=0.1, strict=True, view=OfficialView),
 }
 OFFICIAL_SIZE = (1024, 2048)
