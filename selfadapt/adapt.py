@@ -111,6 +111,14 @@ class SelfAdapt:
         self.views = self._usable_views(paper_views(scales) if views is None else views)
         self.notes = self._model_notes()
 
+    def __repr__(self) -> str:
+        return (
+            f"SelfAdapt({type(self.model).__name__}, {self.steps} steps, lr={self.lr:g}, "
+            f"psi={self.psi:g}, {len(self.views)} views)\n"
+            f"  layers: {self.selection.reason}\n"
+            f"  SaN: {self.san}"
+        )
+
     def __call__(self, image: Image, *, normalized: bool = False) -> Result:
         """Adapt to ``image`` and segment it.
 

@@ -18,7 +18,7 @@ from selfadapt import SelfAdapt, __version__, load_model
 from selfadapt.demo import demo
 from selfadapt.predict import find_images, plan_outputs, predict
 
-USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError)
+USER_ERRORS = (ValueError, OSError)
 METHOD_SETTINGS = {"model", "views", "interface", "compare"}  # not on the command line
 
 
@@ -40,6 +40,9 @@ def main(args: Sequence[str] | None = None) -> None:
     except USER_ERRORS as error:
         print(f"selfadapt {parsed.verb}: {error}", file=sys.stderr)
         code = 2
+    except torch.OutOfMemoryError:
+        print("out of memory: try a smaller --max_pixels, or --device cpu", file=sys.stderr)
+        code = 1
     except KeyboardInterrupt:
         print("stopped; what has been written is complete", file=sys.stderr)
         code = 130
@@ -92,7 +95,7 @@ def _predict(args: Namespace) -> int:
         task = progress.add_task("adapting", total=len(images))
         for path, result in predict(method, images, bases, model.spec.classes):
             if isinstance(result, ValueError):
-                failures.append(str(result))
+                failures.append(f"{path}: {result}")
             else:
                 notes |= {f"{path}: {n}": None for n in result.notes if n not in method.notes}
             progress.advance(task)

@@ -35,7 +35,7 @@ HEIGHT, WIDTH = 128, 256
 NUM_SCENES, TRAIN_STEPS, BATCH = 300, 300, 8
 NUM_TARGETS, NUM_PICTURES = 12, 3
 TARGETS = ("haze", "night")
-SETTINGS: dict[str, Any] = {"alpha": 0.3, "lr": 0.05, "scales": (0.75, 1.0, 1.25)}
+SETTINGS: dict[str, Any] = {"alpha": 0.5, "lr": 0.1, "scales": (1.0, 1.5, 2.0), "adapt": ("*",)}
 
 
 def draw_street(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -88,7 +88,7 @@ def draw_street(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return np.clip(np.asarray(picture) / 255 + grain, 0, 1), np.asarray(classes)
 
 
-JITTER = T.Compose([T.ColorJitter(0.3, 0.3, 0.3, 0.1), T.RandomGrayscale(0.1)])
+JITTER = T.Compose([T.ColorJitter(0.3, 0.3, 0.3, 0.1), T.RandomGrayscale(0.3)])
 NORMALIZE = T.Normalize(IMAGENET_MEAN, IMAGENET_STD)
 
 Look = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -199,7 +199,7 @@ def demo(folder: Path, *, overwrite: bool = False) -> Path:
     console = Console()
     model = train()
     san, adapt = SelfAdapt(model, steps=0, **SETTINGS), SelfAdapt(model, **SETTINGS)
-    sections = []
+    sections, firsts = [], []
     for look in TARGETS:
         scores = {name: Score() for name in ("source", "SaN", "TTA", "self-adaptation")}
         panels = []
@@ -220,8 +220,11 @@ def demo(folder: Path, *, overwrite: bool = False) -> Path:
             table.add_row(*row)
         console.print(table)
         sections.append(_section(look, rows, panels))
+        firsts.append(panels[0])
     with written_whole(report) as aside:
         aside.write_text(PAGE.replace("SECTIONS", "".join(sections)))
+    with written_whole(folder / "picture.png") as aside:
+        _stacked(firsts).save(aside, format="PNG", optimize=True)
     console.print(f"the report is in {report}", soft_wrap=True)
     return report
 
@@ -233,6 +236,13 @@ def _panel(image: Tensor, before: Tensor, after: Tensor, label: Tensor) -> PILIm
     for index, picture in enumerate(pictures):
         panel.paste(picture, (index * (WIDTH + 6), 0))
     return panel
+
+
+def _stacked(panels: list[PILImage.Image]) -> PILImage.Image:
+    picture = PILImage.new("RGB", (panels[0].width, len(panels) * (HEIGHT + 6) - 6), "white")
+    for index, panel in enumerate(panels):
+        picture.paste(panel, (0, index * (HEIGHT + 6)))
+    return picture
 
 
 def _section(look: str, rows: list[tuple[str, str, str]], panels: list[PILImage.Image]) -> str:
