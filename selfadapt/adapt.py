@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
+from numbers import Integral, Real
 from typing import Literal
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from selfadapt.episode import Episode
 from selfadapt.images import Image, load_image
+from selfadapt.models.detect import detect
 from selfadapt.models.families import adapted_parameters
 from selfadapt.models.interface import Interface, lent
 from selfadapt.names import nearest
@@ -99,22 +101,22 @@ class SelfAdapt:
     ) -> None:
         _check(model, psi, lr, steps, mode, max_pixels)
         self.model = getattr(model, "_orig_mod", model)  # the network behind torch.compile
-        self.mode = MODES[mode]
+        self.mode = mode
         self.psi = psi
-        self.lr = self.mode.lr if lr is None else lr
+        self.lr = MODES[mode].lr if lr is None else lr
         self.steps = steps
         self.max_pixels = max_pixels or MAX_PIXELS
         self.compare = compare
         self.san = find_san(self.model, alpha)
         self.selection = adapted_parameters(self.model, adapt)
-        self.interface = (interface or Interface()).of(self.model)
+        self.interface = detect(self.model, interface)
         self.views = self._usable_views(paper_views(scales) if views is None else views)
         self.notes = self._model_notes()
 
     def __repr__(self) -> str:
         return (
-            f"SelfAdapt({type(self.model).__name__}, {self.steps} steps, lr={self.lr:g}, "
-            f"psi={self.psi:g}, {len(self.views)} views)\n"
+            f"SelfAdapt({type(self.model).__name__}, {self.mode} mode, {self.steps} steps, "
+            f"lr={self.lr:g}, psi={self.psi:g}, {len(self.views)} views)\n"
             f"  layers: {self.selection.reason}\n"
             f"  SaN: {self.san}"
         )
@@ -144,20 +146,23 @@ class SelfAdapt:
     def _segment(self, image: Tensor, size: Size) -> Result:
         """Run the method on a raw image ``(C, H, W)``; the result's maps have the given size."""
         notes: tuple[str, ...] = ()
+        strict = MODES[self.mode].strict
         source = Episode(self.model, self.interface).logits(image) if self.compare else None
         with lent_san(self.model, self.san):
             network = Episode(self.model, self.interface, self.selection.names)
             fused = fuse(self._view_probs(network, image))
             ignore = ignore_label(len(fused))
-            label = pseudo_label(fused, self.psi, ignore=ignore, strict=self.mode.strict)
+            label = pseudo_label(fused, self.psi, ignore=ignore, strict=strict)
             losses = self._adapt(network, image, label, ignore)
             logits = network.logits(image)
             if trouble := _trouble(fused, losses, logits, self.steps):
                 logits = Episode(self.model, self.interface).logits(image)
                 notes = (f"{trouble}: this is the prediction with SaN, without adaptation",)
+            elif losses and losses[-1] > losses[0]:
+                notes = (f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: lower lr",)
         if trouble and not _finite(logits):
             logits = Episode(self.model, self.interface).logits(image)
-            notes = (f"{trouble}, SaN's prediction neither: this is the network as trained",)
+            notes = (f"{trouble}, nor is SaN's: this is the prediction of the network as trained",)
         if trouble and not _finite(logits):
             raise ValueError("the network's own prediction for this image is not finite")
         return Result(
@@ -179,7 +184,7 @@ class SelfAdapt:
         """Fit the network to the pseudo-label; return the loss before each step."""
         if not self.steps or bool((label == ignore).all()):
             return ()
-        drift = self.mode.drift
+        drift = MODES[self.mode].drift
         losses = []
         with (
             torch.enable_grad(),
@@ -202,7 +207,7 @@ class SelfAdapt:
         shrink = sqrt(self.max_pixels / (height * width))
         if shrink >= 1:
             return image
-        if self.mode is MODES["official"]:
+        if self.mode == "official":
             return pil_resize(image, OFFICIAL_SIZE)
         return resize(image, (max(1, int(height * shrink)), max(1, int(width * shrink))))
 
@@ -211,10 +216,12 @@ class SelfAdapt:
             raise ValueError("at least one view is needed, got no scales or views")
         for view in views:
             if not isinstance(view, View):
-                kind = type(view).__name__
-                raise TypeError(f"views must be View objects, got {kind}; use scales= for numbers")
+                raise TypeError(
+                    f"views must be View objects, got {type(view).__name__}; "
+                    "use scales= for numbers"
+                )
         gray = self.interface.channels == 3
-        kind = self.mode.view
+        kind = MODES[self.mode].view
         return tuple(dict.fromkeys(kind(v.scale, v.flip, v.gray and gray) for v in views))
 
     def _model_notes(self) -> tuple[str, ...]:
@@ -223,6 +230,9 @@ class SelfAdapt:
             notes.append(str(self.san))
         if "last third" in self.selection.reason:
             notes.append(self.selection.reason)
+        if self.interface.size is not None:
+            height, width = self.interface.size
+            notes.append(f"the network takes {width}x{height} pixels only: images are resized")
         if self.interface.channels != 3:
             notes.append(f"{self.interface.channels} input channels: no view is turned gray")
         return tuple(notes)
@@ -241,13 +251,13 @@ def _check(
     check_psi(psi)
     if mode not in MODES:
         raise ValueError(f"unknown mode {mode!r};{nearest(mode, MODES)} known: {', '.join(MODES)}")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
         raise ValueError(f"steps must be a whole number, 0 or more, got {steps!r}")
-    if lr is not None and not (isinstance(lr, int | float) and 0 < lr < float("inf")):
+    if lr is not None and not (isinstance(lr, Real) and 0 < lr < float("inf")):
         raise ValueError(f"lr must be a positive number, got {lr!r}")
     if max_pixels is not None and mode == "official":
         raise ValueError("max_pixels cannot be set in official mode, which has 1024 x 2048")
-    if max_pixels is not None and not (isinstance(max_pixels, int) and max_pixels > 0):
+    if max_pixels is not None and not (isinstance(max_pixels, Integral) and max_pixels > 0):
         raise ValueError(f"max_pixels must be a positive whole number, got {max_pixels!r}")
 
 
@@ -259,7 +269,7 @@ def _trouble(fused: Tensor, losses: Sequence[float], logits: Tensor, steps: int)
         return "no pixel is sure enough for a pseudo-label"
     if not all(map(isfinite, losses)):
         return "the loss became infinite, lr may be too high"
-    return None if _finite(logits) else "the adapted prediction is not finite, lr may be too high"
+    return None if _finite(logits) else "the adapted prediction is not finite"
 
 
 def _finite(values: Tensor) -> bool:

@@ -28,7 +28,7 @@ from selfadapt.files import written_whole
 from selfadapt.images import colored, to_pil
 from selfadapt.labels import class_colors
 from selfadapt.metrics import calibration_bins, confusion_matrix, ece, iou
-from selfadapt.models.interface import IMAGENET_MEAN, IMAGENET_STD
+from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
 
 CLASSES = ("road", "sidewalk", "building", "vegetation", "sky", "car")
 HEIGHT, WIDTH = 128, 256

@@ -50,6 +50,11 @@ class Episode:
 
     def step(self, loss: Tensor, lr: float) -> None:
         """Take one step of plain gradient descent on the tuned weights."""
+        if not loss.requires_grad:
+            raise ValueError(
+                "the network's output carries no gradient to the layers to adapt; does it run "
+                "under no_grad or detach its output, or does adapt= name layers it does not use?"
+            )
         weights = list(self.tuned.values())
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)
         with torch.no_grad():
@@ -59,6 +64,8 @@ class Episode:
 
 
 def _wide(value: Tensor) -> Tensor:
+    if value.is_inference():
+        value = value.clone()  # an inference tensor could not be saved for the backward pass
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 

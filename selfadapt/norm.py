@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from numbers import Real
 from typing import Any
 
 import torch
@@ -142,7 +143,7 @@ class SaNReport:
 def check_alpha(alpha: Alpha) -> None:
     """Raise ValueError unless every alpha lies in [0, 1]."""
     for value in alpha.values() if isinstance(alpha, Mapping) else (alpha,):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
             raise ValueError(
                 "alpha must lie in [0, 1] (0: source statistics, 1: image statistics), "
                 f"got {value!r}"

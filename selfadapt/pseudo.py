@@ -1,6 +1,7 @@
 """Pseudo-labels from the views' predictions (paper Eq. 1-4)."""
 
 from collections.abc import Iterable
+from numbers import Real
 
 from torch import Tensor
 
@@ -67,5 +68,5 @@ def pseudo_label(
 
 def check_psi(psi: float) -> None:
     """Raise ValueError unless psi lies in [0, 1]."""
-    if isinstance(psi, bool) or not isinstance(psi, int | float) or not 0 <= psi <= 1:
+    if isinstance(psi, bool) or not isinstance(psi, Real) or not 0 <= psi <= 1:
         raise ValueError(f"psi must lie in [0, 1] (higher keeps fewer pixels), got {psi!r}")

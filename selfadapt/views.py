@@ -7,6 +7,7 @@ image into the view, ``undo`` brings the probabilities predicted on it back to t
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from numbers import Real
 
 import numpy as np
 import torch
@@ -31,8 +32,8 @@ class View:
     gray: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale < float("inf"):
-            raise ValueError(f"the scale of a view must be a positive number, got {self.scale}")
+        if not (isinstance(self.scale, Real) and 0 < self.scale < float("inf")):
+            raise ValueError(f"the scale of a view must be a positive number, got {self.scale!r}")
 
     def size(self, size: Size) -> Size:
         """Return height and width of this view of an image of the given size."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import selfadapt
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
 from selfadapt import SelfAdapt, View
-from selfadapt.models.interface import IMAGENET_MEAN, IMAGENET_STD
+from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
 from selfadapt.norm import SaN
 
 # the paper's equations, the slow and obvious way, for TinyNet
@@ -221,6 +221,13 @@ def test_the_caller_may_be_inside_no_grad_or_inference_mode(tiny: nn.Module, ima
     assert not result.probs.requires_grad
 
 
+def test_a_model_made_in_inference_mode_adapts_too(tiny: nn.Module, image: Tensor) -> None:
+    with torch.inference_mode():
+        model = seeded(TinyNet)
+    expected = SelfAdapt(tiny, steps=2, adapt=["body"])(image).probs
+    assert torch.equal(SelfAdapt(model, steps=2, adapt=["body"])(image).probs, expected)
+
+
 def test_random_numbers_are_not_drawn(tiny: nn.Module, image: Tensor) -> None:
     state = torch.get_rng_state()
     SelfAdapt(tiny, steps=1)(image)
@@ -277,6 +284,14 @@ class NaNWhere(TinyNet):
         return super().forward(x) * (float("nan") if self.broken(self, x) else 1.0)
 
 
+def test_a_rising_loss_is_noted(tiny: nn.Module, image: Tensor) -> None:
+    model = seeded(TinyNet, seed=3)
+    result = SelfAdapt(model, lr=30.0, steps=2, adapt=["*"])(image)
+    assert result.losses[1] > result.losses[0]
+    assert "the loss rose from" in result.notes[-1]
+    assert "the loss rose" not in str(SelfAdapt(tiny, steps=2)(image).notes)
+
+
 def test_views_the_network_cannot_digest_fall_back_to_san(image: Tensor) -> None:
     model = seeded(lambda: NaNWhere(lambda _, x: x.shape[-1] < 20))
     result = SelfAdapt(model)(image)
@@ -287,7 +302,7 @@ def test_views_the_network_cannot_digest_fall_back_to_san(image: Tensor) -> None
 def test_where_san_fails_too_the_source_prediction_is_given(image: Tensor) -> None:
     model = seeded(lambda: NaNWhere(lambda net, _: isinstance(net.norm1, SaN)))
     result = SelfAdapt(model, steps=1)(image)
-    assert "this is the network as trained" in result.notes[-1]
+    assert "this is the prediction of the network as trained" in result.notes[-1]
     assert torch.equal(result.probs, result.source_probs)
 
 

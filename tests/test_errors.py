@@ -149,6 +149,7 @@ RAISES = {
         TypeError,
         "only a network from create_model or load_model knows its architecture, got TinyNet",
     ),
+    "scales as text": (lambda model: SelfAdapt(model, scales="0.5"), ValueError, "got '0'"),
     "no views to fuse": (lambda _: selfadapt.fuse([]), ValueError, "at least one view is needed"),
     "view with a negative scale": (lambda _: View(-1.0), ValueError, "got -1.0"),
 }
@@ -237,6 +238,17 @@ def test_a_decompression_bomb_is_refused(
     monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(ValueError, match="has more pixels than one image may have"):
         SelfAdapt(tiny)(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_a_network_without_gradients_is_said_to_be_so(guard: Any) -> None:
+    class Detached(TinyNet):
+        @guard()
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x)
+
+    with pytest.raises(ValueError, match="the network's output carries no gradient"):
+        SelfAdapt(seeded(Detached))(random_image())
 
 
 def test_a_failing_network_says_on_what(tiny: nn.Module) -> None:

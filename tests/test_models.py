@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from conftest import TinyNet, random_image, seeded
 from networks import NETWORKS, segformer
 from selfadapt import Interface
 from selfadapt.labels import CITYSCAPES_19, SYNTHIA_16
+from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD, detect
 from selfadapt.models.families import adapted_parameters
-from selfadapt.models.interface import IMAGENET_MEAN, IMAGENET_STD, main_output
+from selfadapt.models.interface import main_output
 
 VARIANTS = [
     (name, style)
@@ -214,29 +216,29 @@ def test_unknown_networks_adapt_their_last_third_and_say_so() -> None:
 
 def test_normalisation_is_known_for_the_libraries_networks(tmp_path: Path) -> None:
     half = (0.5, 0.5, 0.5)
-    assert Interface().of(TinyNet()).mean == IMAGENET_MEAN
+    assert detect(TinyNet()).mean == IMAGENET_MEAN
     net = smp.Unet("inceptionv4", encoder_weights=None, classes=2)
-    assert Interface().of(net).std == half
+    assert detect(net).std == half
     net = smp.FPN("tu-mobilenetv3_small_050", encoder_weights=None, classes=2)
     timm_config = net.encoder.model.pretrained_cfg
-    assert Interface().of(net).mean == tuple(timm_config["mean"])
+    assert detect(net).mean == tuple(timm_config["mean"])
     net.encoder.model.pretrained_cfg = {**timm_config, "mean": half, "std": half}
-    assert Interface().of(net).mean == half
-    assert Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD).of(net).mean == IMAGENET_MEAN
+    assert detect(net).mean == half
+    assert detect(net, Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD)).mean == IMAGENET_MEAN
 
 
 def test_normalisation_of_a_hugging_face_folder_is_read(tmp_path: Path) -> None:
     model = segformer()
-    assert Interface().of(model).mean == IMAGENET_MEAN
+    assert detect(model).mean == IMAGENET_MEAN
     model.save_pretrained(tmp_path)
     rules: dict[str, Any] = {"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
     model = type(model).from_pretrained(tmp_path)
-    interface = Interface().of(model)
+    interface = detect(model)
     assert (interface.mean, interface.std) == ((0.5,) * 3, (0.25,) * 3)
     rules = {"do_normalize": False, "do_flip_channel_order": True}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
-    interface = Interface().of(model)
+    interface = detect(model)
     assert (interface.mean, interface.bgr) == ((0.0,) * 3, True)
     image = random_image()
     assert torch.equal(interface.normalize(image)[0], image.flip(0))
@@ -247,7 +249,46 @@ def test_normalisation_of_a_hugging_face_folder_is_read(tmp_path: Path) -> None:
     ("name", "divisor"), [("toy", 1), ("own U-Net", 4), ("smp FPN", 32), ("hf SegFormer", 1)]
 )
 def test_the_sizes_a_network_needs_are_found_out(name: str, divisor: int) -> None:
-    assert Interface().of(NETWORKS[name].build()).divisor == divisor
+    assert detect(NETWORKS[name].build()).divisor == divisor
+
+
+class Picky(TinyNet):
+    """A network that takes few sizes."""
+
+    def __init__(self, takes: Callable[[int, int], bool]) -> None:
+        super().__init__()
+        self.takes = takes
+
+    def forward(self, x: Tensor) -> Any:
+        if not self.takes(*x.shape[-2:]):
+            raise RuntimeError("wrong size")
+        return super().forward(x)
+
+
+def test_a_smallest_size_is_found_out_and_kept() -> None:
+    model = seeded(lambda: Picky(lambda height, width: min(height, width) > 40))
+    interface = detect(model)
+    assert (interface.divisor, interface.minimum) == (1, 64)
+    result = selfadapt.SelfAdapt(model, steps=1)(random_image(50, 97))
+    assert tuple(result.label.shape) == (50, 97)
+
+
+def test_a_network_of_one_size_gets_it() -> None:
+    model = seeded(lambda: Picky(lambda *size: size == (224, 224)))
+    method = selfadapt.SelfAdapt(model, steps=1)
+    assert method.interface.size == (224, 224)
+    result = method(random_image(50, 97))
+    assert tuple(result.label.shape) == (50, 97)
+    assert "the network takes 224x224 pixels only: images are resized" in result.notes
+    model = seeded(lambda: Picky(lambda *size: size == (48, 80)))
+    method = selfadapt.SelfAdapt(model, steps=1, interface=Interface(size=(48, 80)))
+    assert tuple(method(random_image(50, 97)).label.shape) == (50, 97)
+
+
+def test_a_network_that_takes_no_size_fails_in_its_own_words() -> None:
+    method = selfadapt.SelfAdapt(seeded(lambda: Picky(lambda *_: False)))
+    with pytest.raises(RuntimeError, match="wrong size"):
+        method(random_image())
 
 
 def test_padding_is_cut_off_again() -> None:
@@ -282,14 +323,14 @@ def test_probabilities_are_recognised(classes: int) -> None:
     net = seeded(
         lambda: smp.Unet("resnet18", encoder_weights=None, classes=classes, activation=activation)
     )
-    interface = Interface().of(net)
+    interface = detect(net)
     assert interface.activated
     x = torch.rand(1, 3, 64, 64)
     with torch.no_grad():
         probs = interface.logits(net, x).softmax(dim=1)
         expected = net(x)
     torch.testing.assert_close(probs[:, -classes:], expected, atol=1e-4, rtol=0)
-    assert not Interface().of(seeded(lambda: TinyNet(1))).activated
+    assert not detect(seeded(lambda: TinyNet(1))).activated
 
 
 def test_outputs_of_any_form() -> None:
@@ -302,6 +343,18 @@ def test_outputs_of_any_form() -> None:
              {"anything": scores}, (scores, 1), [scores], [{"out": scores}], Output())  # fmt: skip
     for form in forms:
         assert main_output(form) is scores
+
+
+def test_networks_that_classify_masks() -> None:
+    classes, masks = torch.randn(1, 7, 4), torch.randn(1, 7, 5, 6)
+    output = {"class_queries_logits": classes, "masks_queries_logits": masks, "loss": None}
+    scores = main_output(output)
+    expected = torch.zeros(3, 5, 6)
+    for query in range(7):
+        for c in range(3):
+            likely = classes[0, query].softmax(dim=0)[c]
+            expected[c] += likely * masks[0, query].sigmoid()
+    torch.testing.assert_close(scores[0].exp(), expected)
 
 
 def test_a_callable_takes_the_scores_out_of_anything_else() -> None:

@@ -10,7 +10,8 @@ from torch import nn
 
 from selfadapt.labels import class_names
 from selfadapt.models.deeplab import DeepLabV1
-from selfadapt.models.interface import IMAGENET_MEAN, IMAGENET_STD, Interface
+from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
+from selfadapt.models.interface import Interface
 from selfadapt.names import nearest
 
 

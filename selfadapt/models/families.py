@@ -22,7 +22,7 @@ HRNET_STEM = ("conv1", "bn1", "conv2", "bn2", "layer1", "transition1", "stage2",
 
 RESNET = Family("ResNet", ("layer1", "layer2", "layer3", "layer4"), RESNET_STEM)
 DEEP_RESNET = Family("ResNet-101 or deeper", RESNET.stages, (*RESNET_STEM, "layer3"))
-HRNET = Family("HRNet", ("stage2", "stage3", "stage4"), (*HRNET_STEM, "stage3"))
+HRNET = Family("HRNet", ("transition1", "stage2", "stage3", "stage4"), (*HRNET_STEM, "stage3"))
 
 
 @dataclass(frozen=True)

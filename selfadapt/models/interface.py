@@ -3,34 +3,29 @@
 Networks differ in the mean and deviation their input is normalised with, in the sizes they accept,
 and in the form and size of what they return. An ``Interface`` knows these for one network, so that
 everything else deals with raw images and with class scores ``(B, C, H, W)`` at the input's size.
+``detect.py`` finds out the interface of a network.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 OUTPUT_KEYS = ("out", "logits", "pred")
-DIVISORS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """How to talk to one network. What is None is found out from the network by ``of``.
+    """How to talk to one network. What is None is found out from the network.
 
     Example:
-        >>> interface = Interface(mean=(0.5,) * 3, std=(0.5,) * 3).of(nn.Conv2d(3, 2, 1))
-        >>> interface.channels, interface.divisor
-        (3, 1)
+        >>> interface = Interface(mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> interface.normalize(torch.ones(3, 1, 1)).flatten().tolist()
+        [1.0, 1.0, 1.0]
     """
 
     mean: tuple[float, ...] | None = None
@@ -43,55 +38,14 @@ class Interface:
     """The network takes blue first."""
     divisor: int | None = None
     """Height and width must be multiples of this; images are padded, and predictions cut."""
+    minimum: int | None = None
+    """Height and width must be at least this; images are padded, and predictions cut."""
+    size: tuple[int, int] | None = None
+    """The only height and width the network takes; images are resized, and predictions back."""
     output: Callable[[Any], Tensor] | None = None
     """Takes class scores ``(B, C, h, w)`` out of what the network returns; None: by its form."""
     activated: bool | None = None
     """The network returns probabilities, not scores."""
-
-    def of(self, model: nn.Module) -> "Interface":
-        """Fill in what is None from what ``model`` is known for, or shows when it is tried."""
-        known = _known(model)
-        channels = self.channels or known.channels or _first_channels(model)
-        default = known if known.mean else _default_normalisation(channels)
-        full = replace(
-            self,
-            channels=channels,
-            mean=self.mean or default.mean,
-            std=self.std or default.std,
-            bgr=bool(known.bgr) if self.bgr is None else self.bgr,
-        )
-        full._check()
-        return full._tried(model)
-
-    def _check(self) -> None:
-        mean, std = self.mean or (), self.std or ()
-        if not len(mean) == len(std) == self.channels:
-            raise ValueError(
-                f"mean and std must have one number for each of the {self.channels} input "
-                f"channels, got {len(mean)} and {len(std)}"
-            )
-        if any(deviation <= 0 for deviation in std):
-            raise ValueError(f"std must be positive, got {std}")
-
-    def _tried(self, model: nn.Module) -> "Interface":
-        """Try the network on small noise: which sizes does it take, and what does it return?"""
-        for divisor in (self.divisor,) if self.divisor else DIVISORS:
-            # Odd at every level of a network that halves, whichever way it rounds.
-            size = divisor * (128 // divisor + 1), divisor * max(128 // divisor - 1, 1)
-            tried = replace(self, divisor=divisor, activated=bool(self.activated))
-            try:
-                output = self._raw(model, _noise(model, self.channels or 3, size))
-            except (RuntimeError, ValueError, IndexError, AssertionError):
-                continue
-            if self.activated is None and self.output is None:
-                return replace(tried, activated=_is_activated(model, output))
-            return tried
-        return replace(self, divisor=self.divisor or 1, activated=bool(self.activated))
-
-    def _raw(self, model: nn.Module, x: Tensor) -> Tensor:
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        with lent(model), torch.inference_mode(False), torch.no_grad():
-            return self._scores(functional_call(model, buffers, (x,)))
 
     def normalize(self, image: Tensor) -> Tensor:
         """Turn a raw image ``(C, H, W)`` in [0, 1] into the network's input ``(1, C, H, W)``."""
@@ -117,19 +71,27 @@ class Interface:
         One output channel, usual for foreground against background, becomes two classes.
         """
         height, width = x.shape[-2:]
-        right, below = (-width) % (self.divisor or 1), (-height) % (self.divisor or 1)
-        if right or below:
-            x = F.pad(x, (0, right, 0, below), mode="replicate")
-        logits = self._scores(network(x)).to(torch.promote_types(x.dtype, torch.float32))
+        if self.size is not None:
+            x = F.interpolate(x, self.size, mode="bilinear", antialias=True)
+        else:
+            x = F.pad(x, (0, self._missing(width), 0, self._missing(height)), mode="replicate")
+        logits = self.scores(network(x)).to(torch.promote_types(x.dtype, torch.float32))
         if self.activated:
             logits = logits.logit(1e-6) if logits.shape[1] == 1 else logits.clamp_min(1e-6).log()
         if logits.shape[1] == 1:
             logits = torch.cat((torch.zeros_like(logits), logits), dim=1)
-        if logits.shape[-2:] != x.shape[-2:]:
-            logits = F.interpolate(logits, x.shape[-2:], mode="bilinear", align_corners=False)
+        size = (height, width) if self.size is not None else x.shape[-2:]
+        if logits.shape[-2:] != size:
+            logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
         return logits[..., :height, :width]
 
-    def _scores(self, output: Any) -> Tensor:
+    def _missing(self, length: int) -> int:
+        """Return how many pixels are to be added to one side of an image."""
+        wanted = max(length, self.minimum or 1)
+        return wanted + (-wanted) % (self.divisor or 1) - length
+
+    def scores(self, output: Any) -> Tensor:
+        """Take the class scores ``(B, C, h, w)`` out of what the network returns."""
         scores = (self.output or main_output)(output)
         if not isinstance(scores, Tensor) or scores.dim() != 4 or not scores.is_floating_point():
             found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
@@ -148,6 +110,8 @@ def main_output(output: Any) -> Any:
         1
     """
     if isinstance(output, Mapping):
+        if "class_queries_logits" in output and "masks_queries_logits" in output:
+            return _mask_scores(output["class_queries_logits"], output["masks_queries_logits"])
         key = next((key for key in OUTPUT_KEYS if key in output), None)
         if key is None and len(output) == 1:
             key = next(iter(output))
@@ -162,6 +126,16 @@ def main_output(output: Any) -> Any:
     if hasattr(output, "logits"):
         return main_output(output.logits)
     return output
+
+
+def _mask_scores(classes: Tensor, masks: Tensor) -> Tensor:
+    """Return scores ``(B, C, h, w)`` of networks that classify masks, such as Mask2Former.
+
+    Each of Q queries gives class scores ``(B, Q, C + 1)``, the last for no object, and a mask
+    ``(B, Q, h, w)``. A pixel's class is as likely as the masks that hold it and are of that class.
+    """
+    probs = classes.softmax(dim=-1)[..., :-1]
+    return torch.einsum("bqc,bqhw->bchw", probs, masks.sigmoid()).clamp_min(1e-6).log()
 
 
 @contextmanager
@@ -196,73 +170,3 @@ def _restore(table: dict[str, Any], content: dict[str, Any]) -> None:
             table[name] = value
     for name in table.keys() - content.keys():
         del table[name]
-
-
-def _noise(model: nn.Module, channels: int, size: tuple[int, int]) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn((1, channels, *size), generator=generator)
-    return noise.to(next((p for p in model.parameters() if p.is_floating_point()), noise))
-
-
-def _is_activated(model: nn.Module, scores: Tensor) -> bool:
-    """Recognise probabilities: classes that sum to one, or a closing sigmoid."""
-    if scores.shape[1] == 1:
-        return isinstance(list(model.modules())[-1], nn.Sigmoid)
-    sums = scores.float().sum(dim=1)
-    return bool((scores >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-2))
-
-
-def _default_normalisation(channels: int) -> Interface:
-    if channels == 3:
-        return Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    return Interface(mean=(0.0,) * channels, std=(1.0,) * channels)
-
-
-def _first_channels(model: nn.Module) -> int:
-    convolutions = (m for m in model.modules() if isinstance(m, nn.Conv2d))
-    first = next(convolutions, None)
-    # A head that is registered ahead of its backbone would show feature channels here.
-    return first.in_channels if first and first.in_channels <= 16 else 3
-
-
-def _known(model: nn.Module) -> Interface:
-    """Look up what the network's library records of its input."""
-    if isinstance(own := getattr(model, "interface", None), Interface):
-        return own
-    config = getattr(model, "config", None)
-    if hasattr(config, "_name_or_path"):
-        return _known_to_transformers(config)
-    if isinstance(config, Mapping) and "encoder_name" in config:
-        name = config["encoder_name"]
-        if name.startswith(("inception", "xception")):
-            return Interface(mean=(0.5,) * 3, std=(0.5,) * 3)
-        if name.startswith("dpn"):
-            return Interface(mean=(124 / 255, 117 / 255, 104 / 255), std=(1 / (0.0167 * 255),) * 3)
-    for module in model.modules():
-        timm = getattr(module, "pretrained_cfg", None)
-        if isinstance(timm, Mapping) and timm.get("mean") and timm.get("std"):
-            return Interface(mean=tuple(timm["mean"]), std=tuple(timm["std"]))
-    return Interface()
-
-
-def _known_to_transformers(config: Any) -> Interface:
-    """Read the image processor's file where the model came from a folder or is in the cache."""
-    channels = getattr(config, "num_channels", None)
-    name = str(config._name_or_path or "")
-    path: Any = Path(name) / "preprocessor_config.json"
-    if name and not path.is_file():
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            path = try_to_load_from_cache(name, "preprocessor_config.json")
-        except HFValidationError:
-            path = None
-    if not name or not isinstance(path, str | Path):
-        return Interface(channels=channels)
-    rules = json.loads(Path(path).read_text())
-    bgr = bool(rules.get("do_flip_channel_order"))
-    if not rules.get("do_normalize", "image_mean" in rules):
-        return Interface(channels=channels, mean=(0.0,) * 3, std=(1.0,) * 3, bgr=bgr)
-    mean, std = rules.get("image_mean", IMAGENET_MEAN), rules.get("image_std", IMAGENET_STD)
-    return Interface(channels=channels, mean=tuple(mean), std=tuple(std), bgr=bgr)
