@@ -12,7 +12,7 @@ does: image statistics alone, with running statistics that follow the image from
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
@@ -94,13 +94,13 @@ class SelfAdapt:
         scales: Sequence[float] = SCALES,
         adapt: Sequence[str] | None = None,
         mode: Literal["paper", "official"] = "paper",
-        views: Sequence[View] | None = None,
+        views: Iterable[View] | None = None,
         max_pixels: int | None = None,
         compare: bool = True,
         interface: Interface | None = None,
     ) -> None:
         _check(model, psi, lr, steps, mode, max_pixels)
-        self.model = getattr(model, "_orig_mod", model)  # the network behind torch.compile
+        self.model = _unwrapped(model)
         self.mode = mode
         self.psi = psi
         self.lr = MODES[mode].lr if lr is None else lr
@@ -114,11 +114,15 @@ class SelfAdapt:
         self.notes = self._model_notes()
 
     def __repr__(self) -> str:
+        alphas = ", ".join(f"{alpha:g}" for alpha in sorted(set(self.san.converted.values())))
+        interface = self.interface
         return (
             f"SelfAdapt({type(self.model).__name__}, {self.mode} mode, {self.steps} steps, "
-            f"lr={self.lr:g}, psi={self.psi:g}, {len(self.views)} views)\n"
+            f"lr={self.lr:g}, psi={self.psi:g}, alpha={alphas or 'none'})\n"
+            f"  views: {', '.join(map(str, self.views))}\n"
             f"  layers: {self.selection.reason}\n"
-            f"  SaN: {self.san}"
+            f"  normalisation: {self.san}\n"
+            f"  input: {interface.channels} channels, mean {interface.mean}, std {interface.std}"
         )
 
     def __call__(self, image: Image, *, normalized: bool = False) -> Result:
@@ -211,18 +215,23 @@ class SelfAdapt:
             return pil_resize(image, OFFICIAL_SIZE)
         return resize(image, (max(1, int(height * shrink)), max(1, int(width * shrink))))
 
-    def _usable_views(self, views: Sequence[View]) -> tuple[View, ...]:
-        if not views:
-            raise ValueError("at least one view is needed, got no scales or views")
-        for view in views:
+    def _usable_views(self, views: Iterable[View]) -> tuple[View, ...]:
+        """Make plain views the mode's own, and leave gray out where the network has no colour."""
+        usable = []
+        for view in (views,) if isinstance(views, View) else views:
             if not isinstance(view, View):
                 raise TypeError(
                     f"views must be View objects, got {type(view).__name__}; "
                     "use scales= for numbers"
                 )
-        gray = self.interface.channels == 3
-        kind = MODES[self.mode].view
-        return tuple(dict.fromkeys(kind(v.scale, v.flip, v.gray and gray) for v in views))
+            if self.interface.channels != 3:
+                view = replace(view, gray=False)
+            if type(view) is View:
+                view = MODES[self.mode].view(view.scale, view.flip, view.gray)
+            usable.append(view)
+        if not usable:
+            raise ValueError("at least one view is needed, got no scales or views")
+        return tuple(dict.fromkeys(usable))
 
     def _model_notes(self) -> tuple[str, ...]:
         notes = []
@@ -234,8 +243,16 @@ class SelfAdapt:
             height, width = self.interface.size
             notes.append(f"the network takes {width}x{height} pixels only: images are resized")
         if self.interface.channels != 3:
-            notes.append(f"{self.interface.channels} input channels: no view is turned gray")
+            notes.append(f"input channels: {self.interface.channels}, so no view is turned gray")
         return tuple(notes)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the network behind torch.compile or a wrapper for several devices."""
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return _unwrapped(model.module)
+    return model
 
 
 def _check(
@@ -248,9 +265,12 @@ def _check(
             "a TorchScript model cannot be adapted, its weights are fixed; give the nn.Module "
             "it was made from"
         )
+    if any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
+        raise ValueError("this model has lazy layers without weights yet; run it on an image once")
     check_psi(psi)
     if mode not in MODES:
-        raise ValueError(f"unknown mode {mode!r};{nearest(mode, MODES)} known: {', '.join(MODES)}")
+        guess = nearest(str(mode), MODES)
+        raise ValueError(f"unknown mode {mode!r};{guess} known: {', '.join(MODES)}")
     if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
         raise ValueError(f"steps must be a whole number, 0 or more, got {steps!r}")
     if lr is not None and not (isinstance(lr, Real) and 0 < lr < float("inf")):

@@ -17,9 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from selfadapt import SelfAdapt, __version__, load_model
 from selfadapt.demo import demo
 from selfadapt.predict import find_images, plan_outputs, predict
+from selfadapt.views import SCALES
 
 USER_ERRORS = (ValueError, OSError)
-METHOD_SETTINGS = {"model", "views", "interface", "compare"}  # not on the command line
+NOT_FLAGS = {"model", "views", "interface", "compare"}
+OWN_FLAGS = {"scales", "adapt", "max_pixels"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"selfadapt {parsed.verb}: {error}", file=sys.stderr)
         code = 2
     except torch.OutOfMemoryError:
-        print("out of memory: try a smaller --max_pixels, or --device cpu", file=sys.stderr)
+        print("out of memory: try a smaller --max-pixels, or --device cpu", file=sys.stderr)
         code = 1
     except KeyboardInterrupt:
         print("stopped; what has been written is complete", file=sys.stderr)
@@ -71,7 +73,16 @@ def _predict_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one."
     )
-    parser.add_class_arguments(SelfAdapt, skip=METHOD_SETTINGS)
+    parser.add_class_arguments(SelfAdapt, skip=NOT_FLAGS | OWN_FLAGS)
+    parser.add_argument(
+        "--scales", nargs="+", type=float, default=list(SCALES), help="Scales of the views."
+    )
+    parser.add_argument(
+        "--adapt", nargs="+", type=str, metavar="NAME", help="Layers to adapt, such as layer4."
+    )
+    parser.add_argument(
+        "--max-pixels", type=int, metavar="N", help="Scale larger images down to N pixels."
+    )
 
 
 def _output_arguments(parser: ArgumentParser) -> None:
@@ -88,6 +99,7 @@ def _predict(args: Namespace) -> int:
     shared = ("images", "model", "output", "overwrite", "device")
     settings = {name: value for name, value in vars(args).items() if name not in shared}
     method = SelfAdapt(model, compare=False, **settings)
+    args.output.mkdir(parents=True, exist_ok=True)
     failures, notes = [], dict.fromkeys(method.notes)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
@@ -95,7 +107,7 @@ def _predict(args: Namespace) -> int:
         task = progress.add_task("adapting", total=len(images))
         for path, result in predict(method, images, bases, model.spec.classes):
             if isinstance(result, ValueError):
-                failures.append(f"{path}: {result}")
+                failures.append(str(result) if str(path) in str(result) else f"{path}: {result}")
             else:
                 notes |= {f"{path}: {n}": None for n in result.notes if n not in method.notes}
             progress.advance(task)
@@ -111,12 +123,9 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device must be cpu, cuda or cuda:NUMBER, got {name!r}") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"there is no device {name} here, use --device cpu")
-    return device
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"there is no device {name!r} here, use --device cpu") from error
 
 
 def _demo(args: Namespace) -> int:

@@ -41,7 +41,10 @@ class Episode:
         try:
             return self.interface.logits(network, x)
         except RuntimeError as error:
-            error.add_note(f"while the network ran on an image of {_size(image)} pixels")
+            error.add_note(
+                f"while the network ran on an image of {_size(image)} pixels; if it takes certain "
+                "sizes only, say so with interface=Interface(divisor=... or size=(H, W))"
+            )
             raise
 
     def probs(self, image: Tensor) -> Tensor:
@@ -52,8 +55,9 @@ class Episode:
         """Take one step of plain gradient descent on the tuned weights."""
         if not loss.requires_grad:
             raise ValueError(
-                "the network's output carries no gradient to the layers to adapt; does it run "
-                "under no_grad or detach its output, or does adapt= name layers it does not use?"
+                "the network's output carries no gradient to the layers to adapt, "
+                f"{next(iter(self.tuned))} and on; does it run under no_grad or detach its output? "
+                "If it does not use these layers, name others with adapt=[...]"
             )
         weights = list(self.tuned.values())
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)

@@ -12,6 +12,7 @@ from PIL import ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from selfadapt.pseudo import IGNORE
+from selfadapt.views import View
 
 Image = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 """A path, a PIL image, an array (H, W, C) or (H, W), or a tensor (C, H, W)."""
@@ -72,15 +73,19 @@ def _from_file(path: Path, channels: int) -> Tensor:
 
 
 def _from_pil(picture: PILImage.Image, channels: int) -> Tensor:
+    if 0 in picture.size:
+        raise ValueError(f"an image must have pixels, got a picture of size {picture.size}")
     picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I"):  # 16 bits of gray
+    if picture.mode.startswith("I"):  # 16 bits of gray, in mode "I" also 8
         levels = np.asarray(picture).astype(np.float32)
+        if picture.mode == "I" and levels.max() <= 255:
+            levels *= 257
         if levels.min() < 0 or levels.max() > 65535:
             raise ValueError(
                 "an integer image must hold 16-bit values, got values from "
                 f"{levels.min():.0f} to {levels.max():.0f}"
             )
-        return _repeat_gray(torch.from_numpy(levels / 65535)[None], channels)
+        return _with_channels(torch.from_numpy(levels / 65535)[None], channels)
     if picture.mode == "F":
         return _check_tensor(torch.from_numpy(np.array(picture))[None], channels, False)
     if picture.has_transparency_data:
@@ -89,7 +94,7 @@ def _from_pil(picture: PILImage.Image, channels: int) -> Tensor:
         picture = PILImage.alpha_composite(white, picture)
     if channels not in (1, 3):
         raise ValueError(
-            f"this network takes {channels} channels, which an image file cannot hold; "
+            f"this network takes {channels} channels, but a picture is read in colour or gray; "
             f"give a tensor ({channels}, H, W) or an array (H, W, {channels})"
         )
     levels = np.array(picture.convert("L" if channels == 1 else "RGB"))
@@ -106,11 +111,11 @@ def _from_array(image: np.ndarray) -> Tensor:
             f"an image array must have the shape (H, W, C), got {image.shape}, which looks like "
             "(C, H, W); use a torch tensor for that, or image.transpose(1, 2, 0)"
         )
-    if image.dtype == np.uint16:
+    if image.dtype.kind == "u" and image.dtype.itemsize == 2:
         image = image.astype(np.float32) / 65535
     if image.dtype != np.uint8 and not np.issubdtype(image.dtype, np.floating):
         raise TypeError(f"an image array must be uint8, uint16 or float, got {image.dtype}")
-    return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
+    return torch.from_numpy(image.astype(image.dtype.newbyteorder("="))).permute(2, 0, 1)
 
 
 def _check_tensor(image: Tensor, channels: int, normalized: bool) -> Tensor:
@@ -121,8 +126,13 @@ def _check_tensor(image: Tensor, channels: int, normalized: bool) -> Tensor:
             f"an image tensor must have the shape ({channels}, H, W), got {tuple(image.shape)}; "
             "images are adapted to one at a time"
         )
-    if image.dtype == torch.uint8:
-        image = image / 255
+    if image.shape[-1] in (1, 3, 4) and channels in (1, 3) and image.shape[0] > 4:
+        raise ValueError(
+            f"an image tensor must have the shape ({channels}, H, W), got {tuple(image.shape)}, "
+            "which looks like (H, W, C); use image.permute(2, 0, 1)"
+        )
+    if image.dtype in (torch.uint8, torch.uint16):
+        image = image.float() / (255 if image.dtype == torch.uint8 else 65535)
     if not image.is_floating_point():
         raise TypeError(f"an image tensor must be uint8 or float, got {image.dtype}")
     image = image.detach().to(torch.float32)
@@ -136,16 +146,21 @@ def _check_tensor(image: Tensor, channels: int, normalized: bool) -> Tensor:
             f"a float image must lie in [0, 1], got values from {low:.3g} to {high:.3g}; "
             "divide 8-bit values by 255, or say normalized=True if they are normalised already"
         )
-    return _repeat_gray(image, channels)
+    return _with_channels(image, channels)
 
 
-def _repeat_gray(image: Tensor, channels: int) -> Tensor:
+def _with_channels(image: Tensor, channels: int) -> Tensor:
     if len(image) == 4 and channels == 3:
         image = image[:3] * image[3:] + (1 - image[3:])  # transparency on white
     if len(image) == 1 and channels == 3:
         image = image.expand(3, -1, -1)
+    if len(image) == 3 and channels == 1:
+        image = View(gray=True).make(image)[:1]
     if len(image) != channels:
-        raise ValueError(f"this network takes {channels} channels, got an image with {len(image)}")
+        raise ValueError(
+            f"this network takes {channels} channels, got an image with {len(image)}; "
+            "if it takes others, say so with interface=Interface(channels=...)"
+        )
     return image
 
 

@@ -2,6 +2,7 @@
 
 import colorsys
 from collections.abc import Sequence
+from numbers import Integral
 
 CITYSCAPES_COLORS = {
     "road": (128, 64, 128),
@@ -48,13 +49,13 @@ def class_names(classes: int | str | Sequence[str]) -> tuple[str, ...]:
                 "or give a number of classes, or their names"
             )
         return CLASS_SPACES[classes]
-    if isinstance(classes, int):
-        if isinstance(classes, bool) or classes < 1:
-            raise ValueError(f"a network needs at least one class, got {classes}")
-        return tuple(f"class {index}" for index in range(classes))
-    if not classes or not all(isinstance(name, str) for name in classes):
-        raise ValueError(f"class names must be strings, at least one, got {classes!r}")
-    return tuple(classes)
+    if isinstance(classes, Sequence):
+        if not classes or not all(isinstance(name, str) for name in classes):
+            raise ValueError(f"class names must be strings, at least one, got {classes!r}")
+        return tuple(classes)
+    if isinstance(classes, bool) or not isinstance(classes, Integral) or int(classes) < 1:
+        raise ValueError(f"a network needs a whole number of classes, got {classes!r}")
+    return tuple(f"class {index}" for index in range(int(classes)))
 
 
 def class_colors(names: Sequence[str]) -> list[tuple[int, int, int]]:

@@ -142,6 +142,8 @@ class SaNReport:
 
 def check_alpha(alpha: Alpha) -> None:
     """Raise ValueError unless every alpha lies in [0, 1]."""
+    if isinstance(alpha, Mapping) and not (alpha and all(isinstance(key, str) for key in alpha)):
+        raise ValueError(f"alpha by layer must map name patterns to numbers, got {alpha!r}")
     for value in alpha.values() if isinstance(alpha, Mapping) else (alpha,):
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
             raise ValueError(
@@ -152,6 +154,8 @@ def check_alpha(alpha: Alpha) -> None:
 
 def find_san(model: nn.Module, alpha: Alpha) -> SaNReport:
     """Say what ``apply_san`` would do to ``model``, without doing it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_alpha(alpha)
     report = SaNReport()
     for name, module in model.named_modules():
@@ -175,9 +179,10 @@ def find_san(model: nn.Module, alpha: Alpha) -> SaNReport:
         known = [*report.converted, *report.left]
         for pattern in alpha:
             if not any(matches(name, pattern) for name in known):
+                guess = nearest(pattern, {part for name in known for part in name.split(".")})
                 raise ValueError(
-                    f"alpha names no normalisation layer with {pattern!r};"
-                    f"{nearest(pattern, known)} the layers are {_shortened(known)}"
+                    f"alpha names no normalisation layer with {pattern!r};{guess} "
+                    f"the layers are {_shortened(known)}"
                 )
     return report
 

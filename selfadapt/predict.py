@@ -1,5 +1,6 @@
 """Images in, masks out: segment files and write what a person and a program want to see."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,13 +16,17 @@ OUTPUTS = ("label", "color", "overlay", "confidence")
 """What is written for NAME.jpg: NAME_label.png and so on."""
 
 
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""What counts as an image in a folder; a file that is named may have any suffix."""
+
+
 def find_images(inputs: Iterable[str | Path]) -> list[Path]:
     """Return the image files meant by files and folders, those of a folder sorted by name."""
-    known = PILImage.registered_extensions()
     found: list[Path] = []
     for path in map(Path, inputs):
         if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix.lower() in known)
+            files = (p for p in path.iterdir() if not p.name.startswith("."))
+            inside = sorted(p for p in files if p.suffix.lower() in SUFFIXES)
             if not inside:
                 raise FileNotFoundError(f"there are no images in the folder {path}")
             found += inside
@@ -29,22 +34,25 @@ def find_images(inputs: Iterable[str | Path]) -> list[Path]:
             found.append(path)
         else:
             raise FileNotFoundError(f"there is no image file {path}")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def plan_outputs(images: Sequence[Path], folder: Path, *, overwrite: bool) -> list[Path]:
     """Return for each image the path its outputs start with, refusing to lose any file."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"the output must be a folder, but {folder} is a file")
-    stems: dict[str, Path] = {}
+    stems = Counter(image.stem for image in images)
+    owners: dict[Path, Path] = {}
     for image in images:
-        if image.stem in stems:
+        # a.jpg beside a.png: a_jpg and a_png
+        name = image.stem if stems[image.stem] == 1 else image.name.replace(".", "_")
+        if folder / name in owners:
             raise ValueError(
-                f"{stems[image.stem]} and {image} would be written to the same files; "
-                "segment them into two folders"
+                f"{owners[folder / name]} and {image} would be written to the same files; "
+                "segment them one after the other into two folders"
             )
-        stems[image.stem] = image
-    bases = [folder / stem for stem in stems]
+        owners[folder / name] = image
+    bases = list(owners)
     present = [path for base in bases for path in output_paths(base).values() if path.exists()]
     if present and not overwrite:
         more = f" and {len(present) - 1} more" if len(present) > 1 else ""
@@ -80,7 +88,9 @@ def write_result(
     result: Result, image: Image, base: Path, classes: Sequence[str] | None = None
 ) -> None:
     """Write the label as ids and in colours, laid over the image, and its confidence."""
-    names = classes or class_names(len(result.probs))
+    names = list(classes or class_names(len(result.probs)))
+    if len(names) == 1:
+        names = ["background", *names]  # one output channel is two classes
     label = result.label
     painted = colored(label, class_colors(names))
     ids = label.cpu().numpy().astype(np.uint8 if len(names) <= 256 else np.uint16)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """A segmented image, and how it came about. All maps have the image's own size."""
 
@@ -23,6 +23,13 @@ class Result:
     """Time the call took."""
     notes: tuple[str, ...] = ()
     """What a user should know about this result, such as a fall-back."""
+
+    def __repr__(self) -> str:
+        classes, height, width = self.probs.shape
+        return (
+            f"Result({width}x{height}, {classes} classes, {len(self.losses)} steps, "
+            f"{self.seconds:.2f} s, notes={self.notes})"
+        )
 
     @property
     def label(self) -> Tensor:

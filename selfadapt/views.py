@@ -35,6 +35,9 @@ class View:
         if not (isinstance(self.scale, Real) and 0 < self.scale < float("inf")):
             raise ValueError(f"the scale of a view must be a positive number, got {self.scale!r}")
 
+    def __str__(self) -> str:
+        return f"{self.scale:g}{' flipped' * self.flip}{' gray' * self.gray}"
+
     def size(self, size: Size) -> Size:
         """Return height and width of this view of an image of the given size."""
         return max(1, round(size[0] * self.scale)), max(1, round(size[1] * self.scale))
@@ -74,21 +77,25 @@ class OfficialView(View):
         return F.interpolate(probs[None], size, mode="bilinear", align_corners=True)[0]
 
 
-def paper_views(scales: Sequence[float] = SCALES, kind: type[View] = View) -> tuple[View, ...]:
+def paper_views(scales: float | Sequence[float] = SCALES) -> tuple[View, ...]:
     """Return the paper's views: each scale plain, and flipped in gray.
 
     Example:
         >>> for view in paper_views([0.5]):
         ...     print(view)
-        View(scale=0.5, flip=False, gray=False)
-        View(scale=0.5, flip=True, gray=True)
+        0.5
+        0.5 flipped gray
     """
-    return tuple(kind(scale, both, both) for scale in scales for both in (False, True))
+    return tuple(View(scale, both, both) for scale in _scales(scales) for both in (False, True))
 
 
-def every_view(scales: Sequence[float] = SCALES, kind: type[View] = View) -> tuple[View, ...]:
+def every_view(scales: float | Sequence[float] = SCALES) -> tuple[View, ...]:
     """Return every combination of the scales with flip and gray, four views for each scale."""
-    return tuple(kind(*view) for view in product(scales, (False, True), (False, True)))
+    return tuple(View(*view) for view in product(_scales(scales), (False, True), (False, True)))
+
+
+def _scales(scales: float | Sequence[float]) -> Sequence[float]:
+    return (scales,) if isinstance(scales, int | float) else scales
 
 
 def resize(image: Tensor, size: Size) -> Tensor:

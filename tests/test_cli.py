@@ -1,4 +1,5 @@
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from conftest import random_image, seeded
 from selfadapt.cli import VERBS, main
 from selfadapt.images import to_pil
 
-FAST = ["--steps", "1", "--scales", "[0.5]"]
+FAST = ["--steps", "1", "--scales", "0.5"]
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,17 @@ def test_predict_writes_four_files_for_each_image(
     assert PILImage.open(out / "b_overlay.png").size == (40, 40)
 
 
+def test_a_folder_of_all_sorts(net: Path, photos: Path, tmp_path: Path) -> None:
+    to_pil(random_image(24, 24)).save(photos / "a.jpg")
+    (photos / ".hidden.png").write_text("hidden")
+    (photos / "notes.pdf").write_text("no image")
+    out = tmp_path / "masks"
+    command = ("predict", photos, photos / "b.jpg", "--model", net, "-o", out, *FAST)
+    assert run(*command) == 0
+    labels = {p.name for p in out.iterdir() if p.name.endswith("_label.png")}
+    assert labels == {"a_png_label.png", "a_jpg_label.png", "b_label.png"}
+
+
 def test_predict_refuses_to_overwrite_unless_told(
     net: Path, photos: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -96,15 +108,19 @@ BAD = {
         "no weights file x.safetensors",
     ),
     "an empty folder": (["{empty}"], "there are no images in the folder"),
-    "the same name twice": (["{photos}", "{photos}/a.png"], "would be written to the same files"),
+    "the same name twice": (["{photos}", "{other}/a.png"], "would be written to the same files"),
     "output is a file": (["{photos}", "-o", "{photos}/a.png"], "the output must be a folder"),
     "psi": (["{photos}", "--psi", "1.4"], r"psi must lie in \[0, 1\].*got 1.4"),
     "alpha": (["{photos}", "--alpha", "2"], r"alpha must lie in \[0, 1\]"),
-    "layers": (["{photos}", "--adapt", "[layer9]"], "did you mean 'layer4'"),
-    "device": (["{photos}", "--device", "tpu9"], "device must be cpu, cuda or cuda:NUMBER"),
+    "layers": (["{photos}", "--adapt", "layer9"], "did you mean 'layer4'"),
+    "device": (["{photos}", "--device", "tpu9"], "there is no device 'tpu9' here"),
     "unknown flag": (["{photos}", "--alpah", "0.2"], "alpah"),
     "not a number": (["{photos}", "--steps", "many"], "steps"),
     "unknown mode": (["{photos}", "--mode", "fast"], "mode"),
+    "a device that is not here": (
+        ["{photos}", "--device", "cuda:7"],
+        "there is no device 'cuda:7'",
+    ),
     "no images": ([], "IMAGE|images"),
 }
 
@@ -115,7 +131,9 @@ def test_what_is_asked_wrongly_exits_2_without_a_traceback(
 ) -> None:
     args, message = BAD[case]
     (tmp_path / "empty").mkdir()
-    args = [arg.format(photos=photos, empty=tmp_path / "empty") for arg in args]
+    shutil.copytree(photos, tmp_path / "other")
+    folders = {"photos": photos, "empty": tmp_path / "empty", "other": tmp_path / "other"}
+    args = [arg.format(**folders) for arg in args]
     command = ["predict", "--model", net, "-o", tmp_path / "masks", *args]
     assert run(*command) == 2
     error = capsys.readouterr().err

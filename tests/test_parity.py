@@ -21,7 +21,10 @@ STAGES = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
 def test_official_mode_equals_the_released_code(name: str, monkeypatch: Any) -> None:
     folder = needs_data("parity")
     weights = needs_data("street", "weights", "deeplabv1_resnet50_carla.safetensors")
-    model = selfadapt.create_model("deeplabv1_resnet50", classes=19, style="caffe", weights=weights)
+    with pytest.warns(UserWarning, match="saved with dilation='every block', but is used with"):
+        model = selfadapt.create_model(
+            "deeplabv1_resnet50", classes=19, style="caffe", weights=weights
+        )
     settings = json.loads((folder / f"{name}.json").read_text())
     recorded = np.load(folder / f"{name}.npz")
     episodes: list[Episode] = []

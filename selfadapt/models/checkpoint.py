@@ -8,19 +8,20 @@ checkpoints among them, load into a network made by ``create_model``.
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from selfadapt.files import written_whole
 from selfadapt.labels import CLASS_SPACES
 from selfadapt.models.create import MODELS, ModelSpec
+from selfadapt.models.interface import Interface
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "model.", "_orig_mod.")
@@ -43,13 +44,15 @@ def save_model(
             "only a network from create_model or load_model knows its architecture, got "
             f"{type(model).__name__}; save its state_dict with safetensors.torch.save_file"
         )
+    if not (dtype is None or isinstance(dtype, torch.dtype)):
+        raise TypeError(f"dtype must be a torch.dtype such as torch.float16, got {dtype!r}")
     space = next((name for name, names in CLASS_SPACES.items() if names == spec.classes), None)
+    interface = {name: value for name, value in vars(model.interface).items() if name != "output"}
     metadata = {
         "format": "selfadapt",
         "arch": spec.name,
         "classes": space or json.dumps(spec.classes),
-        "mean": json.dumps(model.interface.mean),
-        "std": json.dumps(model.interface.std),
+        "interface": json.dumps({k: v for k, v in interface.items() if v is not None}),
         **spec.options,
     }
     buffers = {name for name, _ in model.named_buffers()}
@@ -57,8 +60,9 @@ def save_model(
         name: (value if dtype is None or name in buffers else value.to(dtype)).contiguous()
         for name, value in model.state_dict().items()
     }
+    content = save(tensors, metadata=metadata)
     with written_whole(Path(path)) as aside:
-        save_file(tensors, aside, metadata=metadata)
+        aside.write_bytes(content)
 
 
 def load_model(path: str | os.PathLike[str]) -> nn.Module:
@@ -67,20 +71,37 @@ def load_model(path: str | os.PathLike[str]) -> nn.Module:
     if "arch" not in metadata:
         raise ValueError(
             f"{path} holds weights but does not name its architecture; load it with "
-            "create_model(NAME, classes=..., weights=PATH)"
+            f"create_model(NAME, classes=..., weights=PATH), NAME one of {', '.join(MODELS)}"
         )
-    model: Any = _spec_of(metadata, path).build()
-    if "mean" in metadata:
-        mean, std = json.loads(metadata["mean"]), json.loads(metadata["std"])
-        model.interface = replace(model.interface, mean=tuple(mean), std=tuple(std))
+    try:
+        model: Any = _spec_of(metadata, path).build()
+        if "interface" in metadata:
+            model.interface = Interface(**json.loads(metadata["interface"]))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(
+            f"{path} describes its network in a way not known here: {error}"
+        ) from error
     _put_weights(model, tensors, path)
     return model
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Load weights from a file into ``model``: of all of it, or of its backbone alone."""
-    tensors, _ = read_tensors(path)
+    """Load weights from a file into ``model``: of all of it, or of its backbone alone.
+
+    Warns where the file was saved from a network with other options: the same weights fit, and give
+    other predictions.
+    """
+    tensors, metadata = read_tensors(path)
     _put_weights(model, tensors, path)
+    spec = getattr(model, "spec", None)
+    if isinstance(spec, ModelSpec) and "arch" in metadata:
+        for option, value in _options_of(metadata, spec.name).items():
+            if value != spec.options[option]:
+                warnings.warn(
+                    f"{path} was saved with {option}={value!r}, but is used with "
+                    f"{option}={spec.options[option]!r}",
+                    stacklevel=3,
+                )
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -93,7 +114,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     if not path.is_file():
         raise FileNotFoundError(f"there is no weights file {path}")
     metadata: dict[str, str] = {}
-    if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors" or _looks_like_safetensors(path):
         try:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
@@ -109,6 +130,13 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
                 "it may be damaged, or hold a pickled model: save its state_dict() instead"
             ) from error
     return _plain_names(_unwrapped(content, path)), metadata
+
+
+def _looks_like_safetensors(path: Path) -> bool:
+    """Say whether a file starts as safetensors do: the length of a JSON header, and the header."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") < path.stat().st_size
 
 
 def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
@@ -145,13 +173,17 @@ def _spec_of(metadata: Mapping[str, str], path: str | os.PathLike[str]) -> Model
         )
     classes = metadata.get("classes", "cityscapes-19")
     names = CLASS_SPACES.get(classes) or tuple(json.loads(classes))
-    options = {
+    return ModelSpec(name, names, _options_of(metadata, name))
+
+
+def _options_of(metadata: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return the options of an architecture that the metadata names, perhaps among other words."""
+    return {
         option: value
         for option, values in MODELS[name].options.items()
         for value in values
         if value in metadata.get(option, "")
     }
-    return ModelSpec(name, names, options)
 
 
 def _put_weights(

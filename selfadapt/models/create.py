@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -60,8 +60,7 @@ def create_model(
         >>> model.spec.classes
         ('class 0', 'class 1', 'class 2')
     """
-    spec = ModelSpec(name, class_names(classes), options)
-    model = spec.build()
+    model = ModelSpec(name, class_names(classes), options).build()
     if weights is not None:
         from selfadapt.models.checkpoint import load_weights
 
@@ -96,8 +95,9 @@ class ModelSpec:
                     f"{option} of {self.name} must be one of "
                     f"{', '.join(map(repr, architecture.options[option]))}, got {value!r}"
                 )
-        model: Any = architecture.build(num_classes=len(self.classes), **self.options)
-        model.spec = self
+        options = {name: values[0] for name, values in architecture.options.items()} | self.options
+        model: Any = architecture.build(num_classes=len(self.classes), **options)
+        model.spec = replace(self, options=options)
         model.interface = Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD, channels=3)
         model.eval()
         return model

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from selfadapt.models.interface import Interface, lent
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-DIVISORS = (1, 2, 4, 8, 16, 32, 64)
+DIVISORS = (1, 2, 4, 8, 14, 16, 28, 32, 64)
 MINIMUMS = (1, 8, 16, 32, 64, 128, 256, 512)
 COMMON_SIZES = (224, 256, 384, 448, 512, 518, 640, 768, 1024)
 REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
@@ -30,18 +30,29 @@ def detect(model: nn.Module, given: Interface | None = None) -> Interface:
         >>> interface.channels, interface.divisor, interface.mean
         (3, 1, (0.485, 0.456, 0.406))
     """
-    given = given or Interface()
+    given = Interface() if given is None else given
+    if not isinstance(given, Interface):
+        raise TypeError(f"interface must be an Interface, got {type(given).__name__}")
     known = _known(model)
-    channels = given.channels or known.channels or _first_channels(model)
-    default = known if known.mean else _default_normalisation(channels)
-    interface = replace(
-        given,
-        channels=channels,
-        mean=given.mean or default.mean,
-        std=given.std or default.std,
-        bgr=bool(known.bgr) if given.bgr is None else given.bgr,
-    )
-    mean, std = interface.mean or (), interface.std or ()
+    recorded = {
+        field.name: getattr(known, field.name)
+        for field in fields(Interface)
+        if getattr(given, field.name) is None
+    }
+    interface = replace(given, **recorded)
+    interface = replace(interface, bgr=bool(interface.bgr), **_tried(model, interface))
+    if given.mean is None and given.std is None and len(interface.mean or ()) != interface.channels:
+        interface = replace(interface, mean=None, std=None)  # recorded for other channels
+    return _with_normalisation(interface)
+
+
+def _with_normalisation(interface: Interface) -> Interface:
+    """Fill in ImageNet's mean and deviation for colour, none for other channels; check them."""
+    channels = interface.channels or 3
+    default_mean, default_std = (0.0,) * channels, (1.0,) * channels
+    if channels == 3:
+        default_mean, default_std = IMAGENET_MEAN, IMAGENET_STD
+    mean, std = interface.mean or default_mean, interface.std or default_std
     if not len(mean) == len(std) == channels:
         raise ValueError(
             f"mean and std must have one number for each of the {channels} input channels, "
@@ -49,22 +60,26 @@ def detect(model: nn.Module, given: Interface | None = None) -> Interface:
         )
     if any(deviation <= 0 for deviation in std):
         raise ValueError(f"std must be positive, got {std}")
-    return _tried(model, interface)
+    return replace(interface, mean=mean, std=std)
 
 
 # by trying it
 
 
-def _tried(model: nn.Module, interface: Interface) -> Interface:
-    """Run the network on noise: which sizes does it take, and does it return probabilities?
+def _tried(model: nn.Module, interface: Interface) -> dict[str, Any]:
+    """Run the network on noise: which channels and sizes does it take, what does it return?
 
     A network that takes no size at all is left to fail, with its own words, on a real image.
     """
-    sizes, scores = next(_accepted_sizes(model, interface), ({"divisor": 1, "minimum": 1}, None))
-    activated = bool(interface.activated)
-    if interface.activated is None and interface.output is None and scores is not None:
-        activated = _is_activated(model, scores)
-    return replace(interface, activated=activated, **sizes)
+    counts = [interface.channels] if interface.channels else _likely_channels(model)
+    for channels in counts:
+        attempt = replace(interface, channels=channels)
+        for sizes, scores in _accepted_sizes(model, attempt):
+            activated = interface.activated
+            if activated is None:
+                activated = interface.output is None and _is_activated(model, attempt, scores)
+            return {"channels": channels, "activated": activated, **sizes}
+    return {"channels": counts[0], "activated": bool(interface.activated), "divisor": 1}
 
 
 def _accepted_sizes(
@@ -77,26 +92,34 @@ def _accepted_sizes(
             # Odd at every level of a network that halves, whichever way it rounds.
             size = divisor * (base // divisor + 1), divisor * max(base // divisor - 1, 1)
             if (scores := _try(model, interface, size)) is not None:
-                minimum = interface.minimum or _minimum(model, interface, divisor)
+                minimum = _minimum(model, interface, divisor, scores.shape[1])
                 yield {"divisor": divisor, "minimum": minimum}, scores
     for size in fixed or [(side, side) for side in (*_recorded_sides(model), *COMMON_SIZES)]:
         if (scores := _try(model, interface, size)) is not None:
             yield {"size": size}, scores
 
 
-def _minimum(model: nn.Module, interface: Interface, divisor: int) -> int:
+def _minimum(model: nn.Module, interface: Interface, divisor: int, num_classes: int) -> int:
     """Return the smallest side of an image the network takes, among powers of two."""
-    for minimum in MINIMUMS:
+    for minimum in (interface.minimum,) if interface.minimum else MINIMUMS:
         side = minimum + (-minimum) % divisor
-        if _try(model, interface, (side, side)) is not None:
+        if (scores := _try(model, interface, (side, side))) is not None:
+            if scores.shape[1] != num_classes:
+                raise TypeError(
+                    "the network's number of classes changes with the size of the image, from "
+                    f"{num_classes} to {scores.shape[1]}: scores must be (B, C, H, W), with the "
+                    "classes second; give interface=Interface(output=...) to put them there"
+                )
             return side
-    return MINIMUMS[-1]
+    return interface.minimum or MINIMUMS[-1]
 
 
-def _try(model: nn.Module, interface: Interface, size: tuple[int, int]) -> Tensor | None:
+def _try(
+    model: nn.Module, interface: Interface, size: tuple[int, int], contrast: float = 1.0
+) -> Tensor | None:
     """Return the network's scores for noise of the given size, or None where it refuses."""
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn((1, interface.channels or 3, *size), generator=generator)
+    noise = contrast * torch.randn((1, interface.channels or 3, *size), generator=generator)
     noise = noise.to(next((p for p in model.parameters() if p.is_floating_point()), noise))
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with lent(model), torch.inference_mode(False), torch.no_grad():
@@ -107,12 +130,16 @@ def _try(model: nn.Module, interface: Interface, size: tuple[int, int]) -> Tenso
     return interface.scores(output)
 
 
-def _is_activated(model: nn.Module, scores: Tensor) -> bool:
-    """Recognise probabilities: classes that sum to one, or a closing sigmoid."""
-    if scores.shape[1] == 1:
-        return isinstance(list(model.modules())[-1], nn.Sigmoid)
-    sums = scores.float().sum(dim=1)
-    return bool((scores >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-2))
+def _is_activated(model: nn.Module, interface: Interface, scores: Tensor) -> bool:
+    """Recognise probabilities: classes that sum to one, or one that never leaves [0, 1]."""
+    if scores.shape[1] > 1:
+        sums = scores.float().sum(dim=1)
+        return bool((scores >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-2))
+    size = interface.size or (64 * 3, 64 * 2)
+    strong = _try(model, interface, size, contrast=1000.0)  # drives scores far out, but not these
+    return strong is not None and all(
+        bool(((values >= 0) & (values <= 1)).all()) for values in (scores, strong)
+    )
 
 
 # from what its library records
@@ -181,14 +208,7 @@ def _recorded_sides(model: nn.Module) -> Iterator[int]:
         yield config.get("input_size", (3, 224, 224))[-1]
 
 
-def _default_normalisation(channels: int) -> Interface:
-    if channels == 3:
-        return Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    return Interface(mean=(0.0,) * channels, std=(1.0,) * channels)
-
-
-def _first_channels(model: nn.Module) -> int:
-    convolutions = (m for m in model.modules() if isinstance(m, nn.Conv2d))
-    first = next(convolutions, None)
-    # A head that is registered ahead of its backbone would show feature channels here.
-    return first.in_channels if first and first.in_channels <= 16 else 3
+def _likely_channels(model: nn.Module) -> list[int]:
+    """Return the numbers of input channels to try: the first convolution's, then colour, ..."""
+    counts = [m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
+    return list(dict.fromkeys([*counts[:1], 3, 1, 4, *counts[1:4]]))

@@ -69,7 +69,12 @@ def adapted_parameters(model: nn.Module, patterns: Sequence[str] | None = None) 
 def _by_pattern(names: Sequence[str], patterns: Iterable[str]) -> Selection:
     if isinstance(patterns, str):
         patterns = (patterns,)
+    elif not isinstance(patterns, Iterable):
+        raise TypeError(f"adapt must be a list of name patterns, got {patterns!r}")
     patterns = tuple(patterns)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"adapt must be a list of name patterns, got {pattern!r} in it")
     parts = sorted({part for name in names for part in name.split(".")[:-1] if not part.isdigit()})
     for pattern in patterns:
         if not any(matches(name, pattern) for name in names):

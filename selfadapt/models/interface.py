@@ -6,10 +6,13 @@ everything else deals with raw images and with class scores ``(B, C, H, W)`` at 
 ``detect.py`` finds out the interface of a network.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +49,23 @@ class Interface:
     """Takes class scores ``(B, C, h, w)`` out of what the network returns; None: by its form."""
     activated: bool | None = None
     """The network returns probabilities, not scores."""
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std", "size"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
+                example = "(480, 640)" if name == "size" else "(0.5, 0.5, 0.5)"
+                raise TypeError(f"{name} must be a tuple such as {example}, got {value!r}")
+            object.__setattr__(self, name, None if value is None else tuple(value))
+        for name in ("channels", "divisor", "minimum"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, Integral) and int(value) > 0):
+                raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+        if self.output is not None and not callable(self.output):
+            raise TypeError(
+                "output must be a function of what the network returns, such as "
+                f"lambda output: output['out'], got {self.output!r}"
+            )
 
     def normalize(self, image: Tensor) -> Tensor:
         """Turn a raw image ``(C, H, W)`` in [0, 1] into the network's input ``(1, C, H, W)``."""
@@ -92,7 +112,13 @@ class Interface:
 
     def scores(self, output: Any) -> Tensor:
         """Take the class scores ``(B, C, h, w)`` out of what the network returns."""
-        scores = (self.output or main_output)(output)
+        try:
+            scores = (self.output or main_output)(output)
+        except (LookupError, AttributeError) as error:
+            raise TypeError(
+                f"output= failed with {error!r} on what the network returns, "
+                f"which is {type(output).__name__}"
+            ) from error
         if not isinstance(scores, Tensor) or scores.dim() != 4 or not scores.is_floating_point():
             found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise TypeError(
@@ -143,17 +169,22 @@ def lent(model: nn.Module) -> Iterator[None]:
     """Lend a model out in evaluation mode; on leaving, every module is as it was.
 
     That goes for each module's flags, hooks and attributes: some networks set such on themselves
-    when they are run. Tensors are not looked after: nobody writes to them, see ``Episode``.
+    when they are run. Tensors are not looked after: nobody writes to them, see ``Episode``. Threads
+    that want the same model wait for each other.
     """
-    before = [(module, _tables(module)) for module in model.modules()]
-    try:
-        for module, _ in before:
-            module.training = False
-        yield
-    finally:
-        for _, tables in before:
-            for table, content in tables:
-                _restore(table, content)
+    with _LOCKS.setdefault(model, threading.RLock()):
+        before = [(module, _tables(module)) for module in model.modules()]
+        try:
+            for module, _ in before:
+                module.training = False
+            yield
+        finally:
+            for _, tables in before:
+                for table, content in tables:
+                    _restore(table, content)
+
+
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 def _tables(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
