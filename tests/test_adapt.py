@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -228,6 +229,16 @@ def test_a_model_made_in_inference_mode_adapts_too(tiny: nn.Module, image: Tenso
     assert torch.equal(SelfAdapt(model, steps=2, adapt=["body"])(image).probs, expected)
 
 
+def test_threads_wait_for_each_other(tiny: nn.Module, image: Tensor) -> None:
+    method = SelfAdapt(tiny.train(), mode="official", steps=3)
+    expected = method(image).probs
+    before = snapshot(tiny)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: method(image).probs, range(8)))
+    assert all(torch.equal(probs, expected) for probs in results)
+    assert_same(before, snapshot(tiny))
+
+
 def test_random_numbers_are_not_drawn(tiny: nn.Module, image: Tensor) -> None:
     state = torch.get_rng_state()
     SelfAdapt(tiny, steps=1)(image)
@@ -342,6 +353,19 @@ def test_any_views_by_argument(tiny: nn.Module, image: Tensor) -> None:
         assert isinstance(method(image).probs, Tensor)
 
 
+def test_views_of_ones_own_kind_are_kept(tiny: nn.Module, image: Tensor) -> None:
+    made = []
+
+    class Darker(View):
+        def make(self, image: Tensor) -> Tensor:
+            made.append(self)
+            return super().make(image) * 0.5
+
+    for mode in ("paper", "official"):
+        SelfAdapt(tiny, views=(Darker(s) for s in (0.5, 1.0)), mode=mode, steps=1)(image)
+    assert len(made) == 4
+
+
 def test_each_mode_has_its_own_learning_rate(tiny: nn.Module) -> None:
     assert SelfAdapt(tiny, mode="official").lr == 0.05
     assert SelfAdapt(tiny).lr < 0.05
@@ -378,6 +402,19 @@ def test_more_than_255_classes(image: Tensor) -> None:
     result = SelfAdapt(seeded(lambda: TinyNet(300)), steps=1, psi=0.9)(image)
     assert int(result.pseudo_label.min()) == -1
     assert result.losses
+
+
+def test_a_model_wrapped_for_several_devices_is_unwrapped(tiny: nn.Module, image: Tensor) -> None:
+    expected = SelfAdapt(tiny, steps=1)(image).probs
+    assert torch.equal(SelfAdapt(nn.DataParallel(tiny), steps=1)(image).probs, expected)
+
+
+def test_printing_says_what_will_be_done(tiny: nn.Module, image: Tensor) -> None:
+    text = repr(SelfAdapt(tiny, alpha={"norm1": 0.3, "*": 0.1}))
+    for part in ("TinyNet, paper mode, 10 steps", "alpha=0.1, 0.3", "0.25 flipped gray", "0.485"):
+        assert part in text
+    result = SelfAdapt(tiny, steps=2)(image)
+    assert repr(result).startswith("Result(48x32, 3 classes, 2 steps")
 
 
 def test_a_compiled_model_is_adapted_behind_its_compiler(tiny: nn.Module, image: Tensor) -> None:

@@ -74,6 +74,18 @@ def test_a_folder_of_all_sorts(net: Path, photos: Path, tmp_path: Path) -> None:
     assert labels == {"a_png_label.png", "a_jpg_label.png", "b_label.png"}
 
 
+def test_the_foreground_of_a_binary_network_is_painted(photos: Path, tmp_path: Path) -> None:
+    model = seeded(lambda: selfadapt.create_model("deeplabv1_resnet50", classes=["crack"]))
+    model.cls_head.weight.data.zero_()
+    model.cls_head.bias.data.fill_(5.0)
+    selfadapt.save_model(model, tmp_path / "net.safetensors")
+    out = tmp_path / "masks"
+    command = ("predict", photos / "a.png", "--model", tmp_path / "net.safetensors", "-o", out)
+    assert run(*command, "--steps", "0", "--scales", "1") == 0
+    assert (np.asarray(PILImage.open(out / "a_label.png")) == 1).all()
+    assert np.asarray(PILImage.open(out / "a_color.png")).any()
+
+
 def test_predict_refuses_to_overwrite_unless_told(
     net: Path, photos: Path, tmp_path: Path, capsys: Any
 ) -> None:

@@ -150,6 +150,45 @@ RAISES = {
         "only a network from create_model or load_model knows its architecture, got TinyNet",
     ),
     "scales as text": (lambda model: SelfAdapt(model, scales="0.5"), ValueError, "got '0'"),
+    "adapt not names": (lambda model: SelfAdapt(model, adapt=3), TypeError, "patterns, got 3"),
+    "adapt not a name": (lambda model: SelfAdapt(model, adapt=[3]), TypeError, "got 3 in it"),
+    "alpha by nothing": (lambda model: SelfAdapt(model, alpha={}), ValueError, "map name patterns"),
+    "alpha by number": (lambda model: SelfAdapt(model, alpha={1: 0.2}), ValueError, "{1: 0.2}"),
+    "no mode": (lambda model: SelfAdapt(model, mode=None), ValueError, "unknown mode None"),
+    "interface a dict": (
+        lambda model: SelfAdapt(model, interface={"mean": 1}),
+        TypeError,
+        "interface must be an Interface, got dict",
+    ),
+    "mean a number": (lambda _: Interface(mean=0.5), TypeError, r"mean must be a tuple such as \("),
+    "size a number": (lambda _: Interface(size=224), TypeError, r"size must be a tuple such as \("),
+    "divisor negative": (lambda _: Interface(divisor=-1), ValueError, "divisor must be a positive"),
+    "output a name": (lambda _: Interface(output="out"), TypeError, "output must be a function"),
+    "output of another network": (
+        lambda model: SelfAdapt(
+            TinyNet(form=lambda y: {"a": y}), interface=Interface(output=lambda y: y["b"])
+        ),
+        TypeError,
+        "output= failed with KeyError.*which is dict",
+    ),
+    "SaN on text": (lambda _: selfadapt.apply_san("net"), TypeError, "torch.nn.Module, got str"),
+    "lazy layers": (
+        lambda _: SelfAdapt(nn.Sequential(nn.LazyConv2d(3, 1))),
+        ValueError,
+        "lazy layers without weights",
+    ),
+    "classes a fraction": (
+        lambda _: class_names(3.5),
+        ValueError,
+        "whole number of classes, got 3",
+    ),
+    "dtype by name": (
+        lambda _: selfadapt.save_model(
+            selfadapt.create_model("deeplabv1_resnet50", classes=2), "never", dtype="float16"
+        ),
+        TypeError,
+        "dtype must be a torch.dtype such as torch.float16, got 'float16'",
+    ),
     "no views to fuse": (lambda _: selfadapt.fuse([]), ValueError, "at least one view is needed"),
     "view with a negative scale": (lambda _: View(-1.0), ValueError, "got -1.0"),
 }
@@ -185,6 +224,12 @@ IMAGES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         lambda _: torch.rand(2, 8, 8),
         ValueError,
         "takes 3 channels, got an image with 2",
+    ),
+    "no pixels at all": (lambda _: PILImage.new("RGB", (0, 0)), ValueError, "must have pixels"),
+    "channels last tensor": (
+        lambda _: torch.rand(40, 50, 3),
+        ValueError,
+        r"got \(40, 50, 3\), which looks like \(H, W, C\); use image.permute",
     ),
     "no pixels": (lambda _: torch.rand(3, 0, 8), ValueError, r"got \(3, 0, 8\)"),
     "8-bit values as float": (

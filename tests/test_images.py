@@ -1,3 +1,4 @@
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,19 @@ def test_other_modes_become_colour(levels: np.ndarray) -> None:
 def test_one_channel_networks_get_gray(levels: np.ndarray) -> None:
     loaded = load_image(PILImage.fromarray(levels), channels=1)
     assert tuple(loaded.shape) == (1, 6, 9)
+
+    torch.testing.assert_close(load_image(levels, channels=1), loaded, atol=1 / 255, rtol=0)
+
+
+def test_numbers_of_other_makes(levels: np.ndarray) -> None:
+    expected = load_image(levels)
+    deep = levels.astype(np.uint16) * 257
+    torch.testing.assert_close(load_image(deep.astype(">u2")), expected)
+    torch.testing.assert_close(load_image(torch.from_numpy(deep).permute(2, 0, 1)), expected)
+    levels.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(load_image(levels), expected)
 
 
 def test_many_channels_come_as_tensors_and_arrays() -> None:

@@ -104,6 +104,34 @@ def test_a_saved_network_needs_nothing_but_its_path(classes: Any, tmp_path: Path
     assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
 
 
+def test_the_whole_interface_is_saved(tmp_path: Path) -> None:
+    model = selfadapt.create_model("deeplabv1_resnet50", classes=2)
+    model.interface = Interface(mean=(0.1, 0.2, 0.3), std=(1.0,) * 3, bgr=True, divisor=8)
+    selfadapt.save_model(model, tmp_path / "net.pt")  # the suffix does not matter
+    assert selfadapt.load_model(tmp_path / "net.pt").interface == model.interface
+
+
+def test_weights_saved_with_other_options_are_warned_about(tmp_path: Path) -> None:
+    model = selfadapt.create_model("deeplabv1_resnet50", classes=2, style="caffe")
+    selfadapt.save_model(model, tmp_path / "net.safetensors")
+    with pytest.warns(UserWarning, match="saved with style='caffe', but is used with style='pyto"):
+        selfadapt.create_model(
+            "deeplabv1_resnet50", classes=2, weights=tmp_path / "net.safetensors"
+        )
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"classes": "unknown-7"}, {"interface": "{"}, {"interface": '{"colour": 1}'}]
+)
+def test_metadata_that_cannot_be_read_is_said_to_be(
+    metadata: dict[str, str], tmp_path: Path
+) -> None:
+    metadata = {"arch": "deeplabv1_resnet50", **metadata}
+    save_file({"a": torch.zeros(1)}, tmp_path / "net.safetensors", metadata=metadata)
+    with pytest.raises(ValueError, match="describes its network in a way not known here"):
+        selfadapt.load_model(tmp_path / "net.safetensors")
+
+
 def test_half_the_bytes_but_statistics_in_full(tmp_path: Path) -> None:
     model = seeded(lambda: selfadapt.create_model("deeplabv1_resnet50", classes=2))
     model.backbone.bn1.running_var.fill_(1e6)
@@ -253,6 +281,11 @@ def test_the_sizes_a_network_needs_are_found_out(name: str, divisor: int) -> Non
     assert detect(NETWORKS[name].build()).divisor == divisor
 
 
+def test_patches_of_14_pixels_are_found_out() -> None:
+    model = Picky(lambda height, width: height % 14 == width % 14 == 0)
+    assert detect(model).divisor == 14
+
+
 class Picky(TinyNet):
     """A network that takes few sizes."""
 
@@ -332,6 +365,42 @@ def test_probabilities_are_recognised(classes: int) -> None:
         expected = net(x)
     torch.testing.assert_close(probs[:, -classes:], expected, atol=1e-4, rtol=0)
     assert not detect(seeded(lambda: TinyNet(1))).activated
+
+
+class Gated(nn.Module):
+    """A binary network; its last module is a sigmoid that is not its last operation."""
+
+    def __init__(self, closing: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(6, 1, 1)
+        self.body = nn.Conv2d(3, 6, 3, padding=1)
+        self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(6, 6, 1), nn.Sigmoid())
+        self.closing = closing
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.body(x).relu()
+        return self.closing(self.head(features * self.gate(features)))
+
+
+def test_a_closing_sigmoid_is_known_by_its_values_not_its_name() -> None:
+    assert detect(seeded(lambda: Gated(torch.sigmoid))).activated
+    assert not detect(seeded(lambda: Gated(lambda y: y))).activated
+    model = seeded(lambda: Gated(torch.sigmoid))
+    result = selfadapt.SelfAdapt(model, steps=0)(random_image())
+    with torch.no_grad():
+        expected = model(detect(model).normalize(random_image()))[0]
+    torch.testing.assert_close(result.source_probs[1:], expected, atol=1e-5, rtol=0)
+
+
+def test_channels_are_found_out_by_trying() -> None:
+    assert detect(seeded(lambda: Gated(lambda y: y))).channels == 3  # its head comes first
+    assert detect(seeded(lambda: TinyNet(channels=17))).channels == 17
+
+
+def test_scores_with_the_classes_last_are_refused() -> None:
+    model = seeded(lambda: TinyNet(form=lambda y: y.permute(0, 2, 3, 1)))
+    with pytest.raises(TypeError, match=r"number of classes changes with the size of the image"):
+        selfadapt.SelfAdapt(model)
 
 
 def test_outputs_of_any_form() -> None:
