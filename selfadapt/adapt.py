@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite, sqrt
 from numbers import Integral, Real
 from typing import Literal
@@ -136,7 +137,7 @@ class SelfAdapt:
             Probabilities at the image's own size, and what led to them.
         """
         start = time.perf_counter()
-        with torch.inference_mode(False), torch.no_grad(), lent(self.model):
+        with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), lent(self.model):
             whole = self._load(image, normalized)
             image = self._within_budget(whole)
             result = self._segment(image, _size(whole))
@@ -169,11 +170,14 @@ class SelfAdapt:
             notes = (f"{trouble}, nor is SaN's: this is the prediction of the network as trained",)
         if trouble and not _finite(logits):
             raise ValueError("the network's own prediction for this image is not finite")
+        if source is not None and not _finite(source):
+            source, notes = None, (*notes, "the source network's prediction is not finite")
+        views_failed = bool(fused.isnan().any())
         return Result(
             probs=_brought_back(logits[0], size).softmax(dim=0),
             source_probs=None if source is None else _brought_back(source[0], size).softmax(dim=0),
-            fused_probs=_brought_back(fused, size),
-            pseudo_label=_label_brought_back(label, size),
+            fused_probs=None if views_failed else _brought_back(fused, size),
+            pseudo_label=None if views_failed else _label_brought_back(label, size),
             losses=losses,
             notes=notes,
         )
@@ -189,15 +193,9 @@ class SelfAdapt:
         if not self.steps or bool((label == ignore).all()):
             return ()
         drift = MODES[self.mode].drift
-        losses = []
-        with (
-            torch.enable_grad(),
-            nullcontext() if drift is None else image_statistics(self.model, drift),
-        ):
-            for _ in range(self.steps):
-                loss = F.cross_entropy(network.logits(image), label[None], ignore_index=ignore)
-                network.step(loss, self.lr)
-                losses.append(loss.detach())
+        loss = partial(F.cross_entropy, target=label[None], ignore_index=ignore)
+        with nullcontext() if drift is None else image_statistics(self.model, drift):
+            losses = [network.step(image, loss, self.lr) for _ in range(self.steps)]
         return tuple(torch.stack(losses).tolist())
 
     def _load(self, image: Image, normalized: bool) -> Tensor:
@@ -265,8 +263,11 @@ def _check(
             "a TorchScript model cannot be adapted, its weights are fixed; give the nn.Module "
             "it was made from"
         )
-    if any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(isinstance(t, nn.UninitializedParameter | nn.UninitializedBuffer) for t in tensors):
         raise ValueError("this model has lazy layers without weights yet; run it on an image once")
+    if any(t.is_meta for t in tensors):
+        raise ValueError("this model has weights on the meta device, which hold no numbers")
     check_psi(psi)
     if mode not in MODES:
         guess = nearest(str(mode), MODES)
@@ -283,7 +284,7 @@ def _check(
 
 def _trouble(fused: Tensor, losses: Sequence[float], logits: Tensor, steps: int) -> str | None:
     """Say what makes the adapted prediction worthless, if anything."""
-    if not _finite(fused):
+    if fused.isnan().any():
         return "the views' predictions are not finite"
     if steps and not losses:
         return "no pixel is sure enough for a pseudo-label"
@@ -292,8 +293,20 @@ def _trouble(fused: Tensor, losses: Sequence[float], logits: Tensor, steps: int)
     return None if _finite(logits) else "the adapted prediction is not finite"
 
 
-def _finite(values: Tensor) -> bool:
-    return bool(torch.isfinite(values).all())
+def _finite(logits: Tensor) -> bool:
+    """Say whether scores ``(1, C, H, W)`` make probabilities; single classes may be -inf."""
+    return not bool(logits.softmax(dim=1).isnan().any())
+
+
+def _uncached_autocast() -> torch.autocast:
+    """Keep the caller's autocast, but not its cache: that would hold weights of before a step."""
+    device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+    return torch.autocast(
+        device,
+        dtype=torch.get_autocast_dtype(device),
+        enabled=torch.is_autocast_enabled(device),
+        cache_enabled=False,
+    )
 
 
 def _brought_back(maps: Tensor, size: Size) -> Tensor:

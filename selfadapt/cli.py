@@ -106,7 +106,7 @@ def _predict(args: Namespace) -> int:
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("adapting", total=len(images))
         for path, result in predict(method, images, bases, model.spec.classes):
-            if isinstance(result, ValueError):
+            if isinstance(result, Exception):
                 failures.append(str(result) if str(path) in str(result) else f"{path}: {result}")
             else:
                 notes |= {f"{path}: {n}": None for n in result.notes if n not in method.notes}
@@ -123,7 +123,10 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.empty(0, device=name).device
+        device = torch.zeros(1, device=name).device
+        if device.type == "meta":
+            raise RuntimeError("the meta device holds no numbers")
+        return device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"there is no device {name!r} here, use --device cpu") from error
 

@@ -192,9 +192,10 @@ class Score:
 
 def demo(folder: Path, *, overwrite: bool = False) -> Path:
     """Train, adapt, print a table and write a report; return the report's path."""
-    report = folder / "report.html"
-    if report.exists() and not overwrite:
-        raise FileExistsError(f"{report} would be replaced; choose another folder or --overwrite")
+    report, picture = folder / "report.html", folder / "picture.png"
+    for path in (report, picture):
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path} would be replaced; choose another folder or --overwrite")
     folder.mkdir(parents=True, exist_ok=True)
     console = Console()
     model = train()
@@ -223,7 +224,7 @@ def demo(folder: Path, *, overwrite: bool = False) -> Path:
         firsts.append(panels[0])
     with written_whole(report) as aside:
         aside.write_text(PAGE.replace("SECTIONS", "".join(sections)))
-    with written_whole(folder / "picture.png") as aside:
+    with written_whole(picture) as aside:
         _stacked(firsts).save(aside, format="PNG", optimize=True)
     console.print(f"the report is in {report}", soft_wrap=True)
     return report

@@ -1,12 +1,12 @@
 """An episode: the network as it is for one image, with weights that may be tuned and forgotten.
 
-The model itself is never written to. An episode holds copies of the weights that are tuned and of
+Nothing is ever written to the model. An episode holds copies of the weights that are tuned and of
 the statistics, and runs the model's own code with them in place. Whatever happens, there is nothing
-to restore.
+to restore. Weights that are not tuned are read where they are.
 """
 
-from collections.abc import Collection
-from functools import partial
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,51 +27,73 @@ class Episode:
     """
 
     def __init__(self, model: nn.Module, interface: Interface, tuned: Collection[str] = ()) -> None:
-        self.model = model
         self.interface = interface
-        tensors = {name: _wide(value.detach()) for name, value in model.named_parameters()}
-        self.tuned = {name: tensors[name].clone().requires_grad_() for name in tuned}
+        weights = {name: _wide(value.detach()) for name, value in model.named_parameters()}
+        self.tuned = {name: weights[name].clone().requires_grad_() for name in tuned}
         self.buffers = {name: _wide(value).clone() for name, value in model.named_buffers()}
-        self._state = tensors | self.buffers | self.tuned
+        self._runner = _Runner(model)
+        self._state = {
+            f"model.{name}": value for name, value in (weights | self.buffers | self.tuned).items()
+        }
 
     def logits(self, image: Tensor) -> Tensor:
         """Return class scores ``(1, C, H, W)`` for a raw image ``(C, H, W)``."""
-        network = partial(functional_call, self.model, self._state)
-        x = self.interface.normalize(image)
-        try:
-            return self.interface.logits(network, x)
-        except RuntimeError as error:
-            error.add_note(
-                f"while the network ran on an image of {_size(image)} pixels; if it takes certain "
-                "sizes only, say so with interface=Interface(divisor=... or size=(H, W))"
-            )
-            raise
+        return self._run(image, lambda logits: logits)
 
     def probs(self, image: Tensor) -> Tensor:
         """Return class probabilities ``(C, H, W)`` for a raw image ``(C, H, W)``."""
         return self.logits(image)[0].softmax(dim=0)
 
-    def step(self, loss: Tensor, lr: float) -> None:
-        """Take one step of plain gradient descent on the tuned weights."""
-        if not loss.requires_grad:
-            raise ValueError(
-                "the network's output carries no gradient to the layers to adapt, "
-                f"{next(iter(self.tuned))} and on; does it run under no_grad or detach its output? "
-                "If it does not use these layers, name others with adapt=[...]"
-            )
+    def step(self, image: Tensor, loss: Callable[[Tensor], Tensor], lr: float) -> Tensor:
+        """Take one step of plain gradient descent on a loss of the logits; return that loss."""
         weights = list(self.tuned.values())
-        gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-        with torch.no_grad():
-            for weight, gradient in zip(weights, gradients, strict=True):
-                if gradient is not None:
-                    weight.sub_(gradient, alpha=lr)
+
+        def descend(logits: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+            value = loss(logits)
+            if not value.requires_grad:
+                raise ValueError(
+                    "the network's output carries no gradient to the layers to adapt, "
+                    f"{next(iter(self.tuned))} and on; does it run under no_grad or detach its "
+                    "output? If it does not use these layers, name others with adapt=[...]"
+                )
+            # With the weights still in place: a checkpointed network runs once more in here.
+            return value.detach(), torch.autograd.grad(value, weights, allow_unused=True)
+
+        with torch.enable_grad():
+            value, gradients = self._run(image, descend)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            if gradient is not None:
+                weight.data.sub_(gradient, alpha=lr)
+        return value
+
+    def _run(self, image: Tensor, use: Callable[[Tensor], Any]) -> Any:
+        """Run the network on an image, and ``use`` its logits while the weights are in place."""
+        x = self.interface.normalize(image)
+        try:
+            return functional_call(
+                self._runner, self._state, (lambda model: use(self.interface.logits(model, x)),)
+            )
+        except RuntimeError as error:
+            error.add_note(
+                f"while the network ran on an image of {image.shape[-1]}x{image.shape[-2]} pixels; "
+                "if it takes certain sizes only, say so with "
+                "interface=Interface(divisor=... or size=(H, W))"
+            )
+            raise
+
+
+class _Runner(nn.Module):
+    """Does any work with a model that functional_call has given other weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[nn.Module], Any]) -> Any:
+        return work(self.model)
 
 
 def _wide(value: Tensor) -> Tensor:
     if value.is_inference():
         value = value.clone()  # an inference tensor could not be saved for the backward pass
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-
-
-def _size(image: Tensor) -> str:
-    return f"{image.shape[-1]}x{image.shape[-2]}"

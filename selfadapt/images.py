@@ -68,7 +68,9 @@ def _from_file(path: Path, channels: int) -> Tensor:
         raise ValueError(f"{path} is not an image file that can be read") from error
     except (PILImage.DecompressionBombError, PILImage.DecompressionBombWarning) as error:
         raise ValueError(f"{path} has more pixels than one image may have: {error}") from error
-    except (OSError, SyntaxError, EOFError) as error:
+    except ValueError:
+        raise
+    except Exception as error:  # decoders of damaged files fail in any way
         raise ValueError(f"{path} cannot be read, it may be cut off or damaged: {error}") from error
 
 

@@ -41,13 +41,15 @@ class SaN:
     In training mode the layer does what it always did.
 
     Attributes:
-        alpha: Weight of the image statistics.
-        drift: None, or the momentum with which the running statistics follow the image. Then the
-            layer normalises with image statistics alone, as BatchNorm does in training.
+        san_alpha: Weight of the image statistics.
+        san_drift: None, or the momentum with which the running statistics follow the image. Then
+            the layer normalises with image statistics alone, as BatchNorm does in training.
+        san_base: The class the layer had before.
     """
 
-    alpha: float = 0.0
-    drift: float | None = None
+    san_alpha: float = 0.0
+    san_drift: float | None = None
+    san_base: type[nn.Module]
     training: bool
     running_mean: Tensor
     running_var: Tensor
@@ -57,10 +59,10 @@ class SaN:
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``(B, C, ...)`` features, each sample with its own statistics."""
-        if self.training or (self.alpha == 0 and self.drift is None):
+        if self.training or (self.san_alpha == 0 and self.san_drift is None):
             return super().forward(x)  # type: ignore[misc]
         mean, var = self._mixed_statistics(x)  # (B, C)
-        if _base(self) in PLAIN:
+        if self.san_base in PLAIN:
             scale = torch.rsqrt(var + self.eps)
             if self.weight is not None:
                 scale = scale * self.weight
@@ -77,30 +79,24 @@ class SaN:
         pixels = x.reshape(*x.shape[:2], -1)  # (B, C, pixels)
         pixels = pixels.to(torch.promote_types(x.dtype, torch.float32))
         image_var, image_mean = torch.var_mean(pixels, dim=-1, correction=0)
-        if self.drift is None:
-            return (
-                (1 - self.alpha) * self.running_mean.to(image_mean) + self.alpha * image_mean,
-                (1 - self.alpha) * self.running_var.to(image_var) + self.alpha * image_var,
-            )
+        if self.san_drift is None:
+            alpha = self.san_alpha
+            mean = (1 - alpha) * self.running_mean.to(image_mean) + alpha * image_mean
+            return mean, (1 - alpha) * self.running_var.to(image_var) + alpha * image_var
         num = pixels.shape[-1]
         with torch.no_grad():  # BatchNorm's rule: the running variance is the unbiased one
             unbiased = image_var.mean(dim=0) * (num / max(num - 1, 1))
-            self.running_mean.lerp_(image_mean.mean(dim=0).to(self.running_mean), self.drift)
-            self.running_var.lerp_(unbiased.to(self.running_var), self.drift)
+            self.running_mean.lerp_(image_mean.mean(dim=0).to(self.running_mean), self.san_drift)
+            self.running_var.lerp_(unbiased.to(self.running_var), self.san_drift)
         return image_mean, image_var
 
     def extra_repr(self) -> str:
         """Show alpha beside what the layer shows of itself."""
         inner = super().extra_repr()  # type: ignore[misc]
-        return f"{inner}, alpha={self.alpha:g}" if inner else f"alpha={self.alpha:g}"
+        return f"{inner}, alpha={self.san_alpha:g}" if inner else f"alpha={self.san_alpha:g}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (_base(self),), self.__dict__
-
-
-def _base(layer: SaN) -> type[nn.Module]:
-    """Return the class the layer had before it became a SaN layer."""
-    return type(layer).__mro__[2]
+        return _rebuild, (self.san_base,), self.__dict__
 
 
 def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -111,7 +107,8 @@ def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 @cache
 def _san_class(base: type[nn.Module]) -> type[nn.Module]:
-    return type(f"SaN{base.__name__}", (SaN, base), {"__module__": __name__})
+    members = {"__module__": __name__, "san_base": base}
+    return type(f"SaN{base.__name__}", (SaN, base), members)
 
 
 def _rebuild(base: type[nn.Module]) -> nn.Module:
@@ -174,7 +171,7 @@ def find_san(model: nn.Module, alpha: Alpha) -> SaNReport:
         elif isinstance(module, _BatchNorm):
             report.left[name] = f"{kind} keeps no running statistics, so there is nothing to mix"
         elif "Norm" in kind and next(module.children(), None) is None:
-            report.left[name] = f"{kind} carries no source statistics"
+            report.left[name] = f"{kind} is not BatchNorm"
     if isinstance(alpha, Mapping):
         known = [*report.converted, *report.left]
         for pattern in alpha:
@@ -239,16 +236,20 @@ def _convert(model: nn.Module, report: SaNReport) -> None:
         module = model.get_submodule(name)
         if not isinstance(module, SaN):
             module.__class__ = _san_class(type(module))  # type: ignore[arg-type]
-        module.alpha = float(alpha)  # type: ignore[assignment]
+        module.__dict__["san_alpha"] = float(alpha)
 
 
 def remove_san(model: nn.Module) -> None:
     """Take SaN out of ``model`` again; every layer is what it was before ``apply_san``."""
     for module in model.modules():
         if isinstance(module, SaN):
-            module.__dict__.pop("alpha", None)
-            module.__dict__.pop("drift", None)
-            module.__class__ = _base(module)  # type: ignore[assignment]
+            if type(module) is not _san_class(module.san_base):  # type: ignore[arg-type]
+                raise TypeError(
+                    f"a layer is of the class {type(module).__name__} since SaN was applied to it; "
+                    "undo that first, it may be a parametrization"
+                )
+            module.__dict__.pop("san_alpha", None)
+            module.__class__ = module.san_base  # type: ignore[assignment]
 
 
 @contextmanager
@@ -273,16 +274,16 @@ def san(model: nn.Module, alpha: Alpha = 0.1) -> Iterator[SaNReport]:
 def lent_san(model: nn.Module, report: SaNReport) -> Iterator[None]:
     """Convert what ``report`` lists, and put every class and alpha back on leaving."""
     layers = [model.get_submodule(name) for name in report.converted]
-    before = [(layer, type(layer), layer.__dict__.get("alpha")) for layer in layers]
+    before = [(layer, type(layer), layer.__dict__.get("san_alpha")) for layer in layers]
     try:
         _convert(model, report)
         yield
     finally:
         for layer, kind, alpha in before:
             layer.__class__ = kind
-            layer.__dict__.pop("alpha", None)
+            layer.__dict__.pop("san_alpha", None)
             if alpha is not None:
-                layer.__dict__["alpha"] = alpha
+                layer.__dict__["san_alpha"] = alpha
 
 
 @contextmanager
@@ -295,8 +296,8 @@ def image_statistics(model: nn.Module, momentum: float) -> Iterator[None]:
     layers = [module for module in model.modules() if isinstance(module, SaN)]
     try:
         for layer in layers:
-            layer.drift = momentum
+            layer.san_drift = momentum
         yield
     finally:
         for layer in layers:
-            layer.__dict__.pop("drift", None)
+            layer.__dict__.pop("san_drift", None)

@@ -53,6 +53,10 @@ def plan_outputs(images: Sequence[Path], folder: Path, *, overwrite: bool) -> li
             )
         owners[folder / name] = image
     bases = list(owners)
+    outputs = {path.resolve() for base in bases for path in output_paths(base).values()}
+    for image in images:
+        if image.resolve() in outputs:
+            raise ValueError(f"the input {image} would be replaced by an output")
     present = [path for base in bases for path in output_paths(base).values() if path.exists()]
     if present and not overwrite:
         more = f" and {len(present) - 1} more" if len(present) > 1 else ""
@@ -72,12 +76,12 @@ def predict(
     images: Sequence[Path],
     bases: Sequence[Path],
     classes: Sequence[str] | None = None,
-) -> Iterator[tuple[Path, Result | ValueError]]:
+) -> Iterator[tuple[Path, Result | Exception]]:
     """Segment each image and write its files; yield the result, or why it could not be read."""
     for image, base in zip(images, bases, strict=True):
         try:
             result = method(image)
-        except ValueError as error:
+        except (ValueError, FileNotFoundError) as error:
             yield image, error
             continue
         write_result(result, image, base, classes)

@@ -16,7 +16,8 @@ class Result:
     fused_probs: Tensor | None = None
     """Mean class probabilities of the views ``(C, H, W)``."""
     pseudo_label: Tensor | None = None
-    """Labels the network was adapted to ``(H, W)``; pixels left out are 255."""
+    """Labels the network was adapted to ``(H, W)``; pixels left out are 255, or -1 where 255 is a
+    class."""
     losses: tuple[float, ...] = ()
     """Cross-entropy to the pseudo-label before each step."""
     seconds: float = 0.0

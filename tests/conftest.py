@@ -86,16 +86,25 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
             for name, value in model.named_parameters()
         },
         "modules": {
-            name: (type(module), module.training, *(len(hooks) for hooks in _hooks(module)))
+            name: (type(module), module.training, *(dict(hooks) for hooks in _hooks(module)))
             for name, module in model.named_modules()
         },
-        "attributes": {name: set(module.__dict__) for name, module in model.named_modules()},
+        "attributes": {
+            name: {key: id(value) for key, value in module.__dict__.items() if key != "training"}
+            for name, module in model.named_modules()
+        },
         "keys": list(model.state_dict()),
     }
 
 
 def _hooks(module: nn.Module) -> tuple[Any, ...]:
-    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
+    return (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+        module._state_dict_hooks,
+    )
 
 
 def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:

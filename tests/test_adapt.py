@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import selfadapt
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
@@ -229,6 +230,70 @@ def test_a_model_made_in_inference_mode_adapts_too(tiny: nn.Module, image: Tenso
     assert torch.equal(SelfAdapt(model, steps=2, adapt=["body"])(image).probs, expected)
 
 
+class Stateful(TinyNet):
+    """A network that remembers what it saw, in a plain tensor, a list and a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace = torch.zeros(())
+        self.seen: list[Tensor] = []
+        self.sizes: dict[str, int] = {}
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.trace.add_(x.mean())
+        self.seen.append(x)
+        self.sizes[str(x.shape)] = len(self.seen)
+        self.latest = x
+        return super().forward(x + self.trace)
+
+
+@pytest.mark.parametrize("mode", ["paper", "official"])
+def test_what_a_network_remembers_is_forgotten(mode: Any, image: Tensor) -> None:
+    model = seeded(Stateful)
+    before = snapshot(model)
+    method = SelfAdapt(model, mode=mode, steps=2)
+    first, again = method(image), method(image)
+    assert torch.equal(first.probs, again.probs)
+    assert (float(model.trace), model.seen, model.sizes) == (0, [], {})
+    assert_same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("mode", ["paper", "official"])
+def test_a_checkpointed_network_adapts_as_without(mode: Any, image: Tensor) -> None:
+    class Checkpointed(TinyNet):
+        def forward(self, x: Tensor) -> Any:
+            x = self.norm1(self.stem(x)).relu()
+            x = checkpoint(lambda y: self.norm2(self.body(y)).relu(), x, use_reentrant=False)
+            return self.head(x)
+
+    model = seeded(Checkpointed)
+    before = snapshot(model)
+    settings: dict[str, Any] = {"steps": 4, "lr": 0.3, "adapt": ["*"]}
+    result = SelfAdapt(model, mode=mode, **settings)(image)
+    assert_same(before, snapshot(model))
+    if mode == "paper":
+        expected = SelfAdapt(seeded(TinyNet), **settings)(image)
+        assert result.losses == pytest.approx(expected.losses, abs=1e-5)
+
+
+def test_a_scripted_part_keeps_its_flag(image: Tensor) -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Conv2d(8, 3, 1), nn.Dropout(0.5)))
+    model = nn.Sequential(seeded(lambda: TinyNet(8)), scripted).train()
+    SelfAdapt(model, steps=1, adapt=["0"])(image)
+    assert all(module.training for module in model.modules())
+
+
+def test_autocast_of_the_caller_is_kept_and_the_steps_work(tiny: nn.Module, image: Tensor) -> None:
+    method = SelfAdapt(tiny, steps=3, adapt=["*"], lr=0.1)
+    expected = method(image).losses
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = method(image).losses
+        assert torch.is_autocast_enabled("cpu")
+    assert losses != expected
+    assert losses == pytest.approx(expected, abs=0.02)
+
+
 def test_threads_wait_for_each_other(tiny: nn.Module, image: Tensor) -> None:
     method = SelfAdapt(tiny.train(), mode="official", steps=3)
     expected = method(image).probs
@@ -256,8 +321,7 @@ def test_adapting_changes_the_prediction_and_lowers_the_loss(image: Tensor) -> N
     model = seeded(TinyNet)
     result = SelfAdapt(model, steps=8)(image)
     assert list(result.losses) == sorted(result.losses, reverse=True)
-    with torch.no_grad(), selfadapt.san(model, 0.1):
-        unadapted = SelfAdapt(model, steps=0)(image)
+    unadapted = SelfAdapt(model, steps=0)(image)
     assert not torch.equal(result.probs, unadapted.probs)
     torch.testing.assert_close(result.confidence, result.probs.amax(dim=0))
     assert result.seconds > 0
@@ -307,7 +371,28 @@ def test_views_the_network_cannot_digest_fall_back_to_san(image: Tensor) -> None
     model = seeded(lambda: NaNWhere(lambda _, x: x.shape[-1] < 20))
     result = SelfAdapt(model)(image)
     assert "the views' predictions are not finite" in result.notes[-1]
+    assert result.fused_probs is result.pseudo_label is None
     assert torch.equal(result.probs, san_probs(model, image))
+
+
+def test_a_source_prediction_that_is_not_finite_is_left_out(image: Tensor) -> None:
+    model = seeded(lambda: NaNWhere(lambda net, _: not isinstance(net.norm1, SaN)))
+    result = SelfAdapt(model, steps=1)(image)
+    assert result.source_probs is None
+    assert "the source network's prediction is not finite" in result.notes
+    assert torch.isfinite(result.probs).all()
+
+
+def test_a_class_that_is_ruled_out_is_no_trouble(image: Tensor) -> None:
+    class Masked(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.tensor([0.0, 0.0, float("-inf")]).reshape(1, 3, 1, 1)
+            return super().forward(x) + mask
+
+    model = seeded(lambda: nn.Sequential(Masked(3, 3, 1)))
+    result = SelfAdapt(model, steps=2)(image)
+    assert not [note for note in result.notes if "finite" in note]
+    assert (result.probs[2] == 0).all()
 
 
 def test_where_san_fails_too_the_source_prediction_is_given(image: Tensor) -> None:

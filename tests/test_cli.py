@@ -1,4 +1,5 @@
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from PIL import Image as PILImage
 
 import selfadapt
 from conftest import random_image, seeded
-from selfadapt.cli import VERBS, main
+from selfadapt.cli import VERBS, _parser, main
 from selfadapt.images import to_pil
+from selfadapt.labels import CITYSCAPES_COLORS
 
 FAST = ["--steps", "1", "--scales", "0.5"]
 
@@ -60,6 +62,7 @@ def test_predict_writes_four_files_for_each_image(
     assert np.array_equal(confidence, (expected.confidence * 255).round().byte().numpy())
     color = np.asarray(PILImage.open(out / "a_color.png"))
     assert color.shape == (33, 49, 3)
+    assert color.tolist() == np.array(list(CITYSCAPES_COLORS.values()))[label].tolist()
     assert PILImage.open(out / "b_overlay.png").size == (40, 40)
 
 
@@ -101,15 +104,37 @@ def test_predict_refuses_to_overwrite_unless_told(
     assert (out / "b_color.png").read_bytes() != b"mine"
 
 
+def test_an_input_is_never_replaced(net: Path, photos: Path, capsys: Any) -> None:
+    to_pil(random_image(24, 24)).save(photos / "a_label.png")
+    content = (photos / "a_label.png").read_bytes()
+    command = ("predict", photos, "--model", net, "-o", photos, "--overwrite", *FAST)
+    assert run(*command) == 2
+    assert "a_label.png would be replaced by an output" in capsys.readouterr().err
+    assert (photos / "a_label.png").read_bytes() == content
+
+
+def test_running_out_of_memory_is_said(
+    net: Path, photos: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("selfadapt.predict.write_result", full)
+    assert run("predict", photos, "--model", net, "-o", tmp_path / "masks", *FAST) == 1
+    assert "out of memory: try a smaller --max-pixels" in capsys.readouterr().err
+
+
 def test_an_unreadable_image_is_listed_and_the_rest_is_done(
     net: Path, photos: Path, tmp_path: Path, capsys: Any
 ) -> None:
     (photos / "aa.png").write_text("not an image")
+    (photos / "gone.png").symlink_to(photos / "nowhere.png")
     out = tmp_path / "masks"
     assert run("predict", photos, "--model", net, "-o", out, *FAST) == 1
     captured = capsys.readouterr()
     assert re.search(r"not done: .*aa.png is not an image file", captured.err)
-    assert "2 of 3 images segmented" in captured.out
+    assert re.search(r"not done: .*no image file .*gone.png", captured.err)
+    assert "2 of 4 images segmented" in captured.out
     assert len(list(out.iterdir())) == 8
 
 
@@ -181,4 +206,6 @@ def test_version_and_help() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_an_example_that_parses(verb: str, capsys: Any) -> None:
     assert run(verb, "--help") == 0
-    assert f"example: selfadapt {verb}" in capsys.readouterr().out
+    assert f"example: {VERBS[verb].example}" in capsys.readouterr().out
+    parsed = _parser().parse_args(shlex.split(VERBS[verb].example)[1:])
+    assert parsed.verb == verb

@@ -23,7 +23,7 @@ def test_a_network_of_any_family_adapts_and_comes_back(name: str, mode: Any) -> 
     before = snapshot(model)
     method = SelfAdapt(model, mode=mode, **FAST)
     assert_same(before, snapshot(model))
-    for size in ((97, 71), (64, 96), (97, 71)):
+    for size in ((97, 71), (64, 96)):
         image = random_image(*size, case.channels)
         result = method(image)
         assert tuple(result.probs.shape) == (case.classes, *size)
@@ -36,9 +36,7 @@ def test_a_network_of_any_family_adapts_and_comes_back(name: str, mode: Any) -> 
         assert len(result.losses) == 2
         assert result.losses[1] < result.losses[0]
         assert_same(before, snapshot(model))
-        if size == (97, 71) and image.shape[1] == 97:
-            first = method(image)
-            assert torch.equal(first.probs, result.probs), "the same image gives the same result"
+        assert torch.equal(method(image).probs, result.probs), "the same image, the same result"
 
 
 @pytest.mark.parametrize("name", NETWORKS)

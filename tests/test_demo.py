@@ -37,3 +37,6 @@ def test_the_demo_writes_a_report_with_pictures(tmp_path: Path, monkeypatch, cap
     with pytest.raises(FileExistsError, match=r"report\.html would be replaced"):
         demo.demo(tmp_path / "out")
     assert report.read_text() == page
+    report.unlink()
+    with pytest.raises(FileExistsError, match=r"picture\.png would be replaced"):
+        demo.demo(tmp_path / "out")

@@ -180,7 +180,7 @@ RAISES = {
     "classes a fraction": (
         lambda _: class_names(3.5),
         ValueError,
-        "whole number of classes, got 3",
+        "number of classes, got 3.5",
     ),
     "dtype by name": (
         lambda _: selfadapt.save_model(
@@ -322,6 +322,16 @@ WEIGHTS: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
         r"nothing else is loaded for safety; .* save its state_dict\(\) instead",
     ),
     "a list": (lambda p: _saved(p / "w.pth", [1, 2]), ValueError, "must hold tensors by name"),
+    "a snake that bites its tail": (
+        lambda p: _saved(p / "w.pth", _endless()),
+        ValueError,
+        "holds no tensors",
+    ),
+    "a torn old checkpoint": (
+        lambda p: _torn(_saved(p / "w.pth", {"a": torch.rand(9)}, old=True)),
+        ValueError,
+        "tensors alone",
+    ),
     "no tensors": (lambda p: _saved(p / "w.pth", {"lr": 0.1}), ValueError, "holds no tensors"),
     "another network": (
         lambda p: _saved(p / "w.pth", nn.Conv2d(1, 1, 1).state_dict()),
@@ -354,9 +364,19 @@ def _written(path: Path, content: bytes) -> Path:
     return path
 
 
-def _saved(path: Path, thing: Any) -> Path:
-    torch.save(thing, path)
+def _saved(path: Path, thing: Any, old: bool = False) -> Path:
+    torch.save(thing, path, _use_new_zipfile_serialization=not old)
     return path
+
+
+def _torn(path: Path) -> Path:
+    return _written(path, path.read_bytes()[:-20])
+
+
+def _endless() -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    content["state_dict"] = content
+    return content
 
 
 def _cut_off(path: Path) -> Path:

@@ -25,6 +25,8 @@ def wrong_imports() -> Iterator[str]:
         if here in ("__init__", "__main__"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "selfadapt" and here != "cli":
+                yield f"{path.relative_to(ROOT)} imports the whole package"
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("selfadapt."):
                 other = node.module.split(".")[1]
                 if other != here and row[other] >= row[here]:

@@ -132,6 +132,25 @@ def test_metadata_that_cannot_be_read_is_said_to_be(
         selfadapt.load_model(tmp_path / "net.safetensors")
 
 
+def test_a_saved_backbone_is_not_a_network(tmp_path: Path) -> None:
+    backbone = torchvision.models.resnet50(weights=None).state_dict()
+    metadata = {"arch": "deeplabv1_resnet50", "style": "pytorch"}
+    save_file(backbone, tmp_path / "net.safetensors", metadata=metadata)
+    with pytest.raises(ValueError, match="does not fit this network: it lacks backbone"):
+        selfadapt.load_model(tmp_path / "net.safetensors")
+
+
+def test_options_in_other_words_are_read_and_unknown_ones_refused(tmp_path: Path) -> None:
+    model = selfadapt.create_model("deeplabv1_resnet50", classes=2)
+    path = tmp_path / "net.safetensors"
+    facts = {"arch": "deeplabv1", "backbone": "resnet50", "classes": '["a", "b"]'}
+    save_file(model.state_dict(), path, metadata={**facts, "dilation": "2 and 4 in every block"})
+    assert selfadapt.load_model(path).spec.options["dilation"] == "every block"
+    save_file(model.state_dict(), path, metadata={**facts, "style": "keras"})
+    with pytest.raises(ValueError, match="style of deeplabv1_resnet50 must be one of"):
+        selfadapt.load_model(path)
+
+
 def test_half_the_bytes_but_statistics_in_full(tmp_path: Path) -> None:
     model = seeded(lambda: selfadapt.create_model("deeplabv1_resnet50", classes=2))
     model.backbone.bn1.running_var.fill_(1e6)

@@ -157,7 +157,7 @@ def test_the_block_gives_back_what_it_found(tiny: nn.Module) -> None:
     before = snapshot(tiny)
     with pytest.raises(RuntimeError, match="input to conv2d"), selfadapt.san(tiny, 0.9):
         tiny(torch.rand(3, 3))
-    assert tiny.norm1.alpha == 0.2
+    assert tiny.norm1.san_alpha == 0.2
     assert_same(before, snapshot(tiny))
 
 
@@ -205,7 +205,7 @@ def test_it_says_what_it_left_and_why() -> None:
         report = selfadapt.apply_san(model)
     assert not report.converted
     assert "nothing to mix" in report.left["0"]
-    assert "GroupNorm carries no source statistics" in report.left["1"]
+    assert "GroupNorm is not BatchNorm" in report.left["1"]
     assert "has not seen an input yet" in report.left["2"]
     assert "SaN changes nothing" in str(report)
     assert "1 BatchNorm layers" in str(find_san(nn.Sequential(nn.BatchNorm2d(2)), 0.1))
@@ -225,6 +225,35 @@ def test_image_statistics_are_batchnorm_in_training(kind: str, x: Tensor) -> Non
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(layer.running_mean, mean)
     torch.testing.assert_close(layer.running_var, var)
+
+
+def test_a_layer_with_an_alpha_of_its_own_keeps_it(x: Tensor) -> None:
+    class Weighted(nn.BatchNorm2d):
+        def __init__(self) -> None:
+            super().__init__(5)
+            self.alpha = nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.alpha
+
+    model = nn.Sequential(seeded(Weighted))
+    before = snapshot(model)
+    expected = naive_san(model[0], x, 0.3) * 0.5
+    selfadapt.apply_san(model, 0.3)
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+    selfadapt.remove_san(model)
+    assert_same(before, snapshot(model))
+
+
+def test_a_layer_changed_since_is_not_taken_apart() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    selfadapt.apply_san(model)
+    nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Identity())
+    with pytest.raises(TypeError, match="undo that first, it may be a parametrization"):
+        selfadapt.remove_san(model)
+    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    selfadapt.remove_san(model)
+    assert type(model[0]) is nn.BatchNorm2d
 
 
 def test_gradients_flow_through_the_image_statistics() -> None:

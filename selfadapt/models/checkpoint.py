@@ -7,7 +7,6 @@ checkpoints among them, load into a network made by ``create_model``.
 
 import json
 import os
-import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +18,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from selfadapt.files import written_whole
-from selfadapt.labels import CLASS_SPACES
+from selfadapt.labels import CLASS_SPACES, class_names
 from selfadapt.models.create import MODELS, ModelSpec
 from selfadapt.models.interface import Interface
 
+FORMAT = "selfadapt"
 WRAPPINGS = ("state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "model.", "_orig_mod.")
 
@@ -49,7 +49,7 @@ def save_model(
     space = next((name for name, names in CLASS_SPACES.items() if names == spec.classes), None)
     interface = {name: value for name, value in vars(model.interface).items() if name != "output"}
     metadata = {
-        "format": "selfadapt",
+        "format": FORMAT,
         "arch": spec.name,
         "classes": space or json.dumps(spec.classes),
         "interface": json.dumps({k: v for k, v in interface.items() if v is not None}),
@@ -81,7 +81,7 @@ def load_model(path: str | os.PathLike[str]) -> nn.Module:
         raise ValueError(
             f"{path} describes its network in a way not known here: {error}"
         ) from error
-    _put_weights(model, tensors, path)
+    _put_weights(model, tensors, path, backbone_alone=False)
     return model
 
 
@@ -92,7 +92,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     other predictions.
     """
     tensors, metadata = read_tensors(path)
-    _put_weights(model, tensors, path)
+    _put_weights(model, tensors, path, backbone_alone=True)
     spec = getattr(model, "spec", None)
     if isinstance(spec, ModelSpec) and "arch" in metadata:
         for option, value in _options_of(metadata, spec.name).items():
@@ -124,7 +124,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     else:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        except Exception as error:  # a damaged pickle fails in any way
             raise ValueError(
                 f"{path} cannot be loaded as tensors alone, and nothing else is loaded for safety; "
                 "it may be damaged, or hold a pickled model: save its state_dict() instead"
@@ -140,11 +140,10 @@ def _looks_like_safetensors(path: Path) -> bool:
 
 
 def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
-    while isinstance(content, Mapping):
-        inner = next((key for key in WRAPPINGS if isinstance(content.get(key), Mapping)), None)
-        if inner is None:
-            break
-        content = content[inner]
+    for _ in range(len(WRAPPINGS)):  # a file may wrap its tensors in several layers, not forever
+        if isinstance(content, Mapping):
+            inner = [content[key] for key in WRAPPINGS if isinstance(content.get(key), Mapping)]
+            content = inner[0] if inner else content
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} must hold tensors by name, got {type(content).__name__}")
     tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
@@ -156,11 +155,10 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
 def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     while prefix := next((p for p in PREFIXES if all(n.startswith(p) for n in tensors)), None):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-    norms = {n.removesuffix(".alpha") for n in tensors if n.endswith(".alpha")}
     return {
         name.replace(".batch_norm.", "."): value
         for name, value in tensors.items()
-        if not (name.endswith(".alpha") and name.removesuffix(".alpha") in norms)
+        if not name.endswith(".alpha")
     }
 
 
@@ -172,28 +170,35 @@ def _spec_of(metadata: Mapping[str, str], path: str | os.PathLike[str]) -> Model
             f"known: {', '.join(MODELS)}"
         )
     classes = metadata.get("classes", "cityscapes-19")
-    names = CLASS_SPACES.get(classes) or tuple(json.loads(classes))
+    names = CLASS_SPACES.get(classes) or class_names(json.loads(classes))
     return ModelSpec(name, names, _options_of(metadata, name))
 
 
 def _options_of(metadata: Mapping[str, str], name: str) -> dict[str, str]:
-    """Return the options of an architecture that the metadata names, perhaps among other words."""
+    """Return the options of an architecture that the metadata names.
+
+    Files of other makers may name them among other words.
+    """
+    given = {option: metadata[option] for option in MODELS[name].options if option in metadata}
+    if metadata.get("format") == FORMAT:
+        return given
+    known = MODELS[name].options
     return {
-        option: value
-        for option, values in MODELS[name].options.items()
-        for value in values
-        if value in metadata.get(option, "")
+        option: next((value for value in known[option] if value in text), text)
+        for option, text in given.items()
     }
 
 
 def _put_weights(
-    model: nn.Module, tensors: dict[str, Tensor], path: str | os.PathLike[str]
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    path: str | os.PathLike[str],
+    *,
+    backbone_alone: bool,
 ) -> None:
     target = model
-    if not set(tensors) & set(model.state_dict()) and isinstance(
-        backbone := getattr(model, "backbone", None), nn.Module
-    ):
-        target = backbone
+    if backbone_alone and not set(tensors) & set(model.state_dict()):
+        target = getattr(model, "backbone", model)
     # A backbone's ImageNet classifier may come along, as in the released checkpoints.
     tensors = {n: v for n, v in tensors.items() if not n.startswith(("fc.", "backbone.fc."))}
     expected = target.state_dict()

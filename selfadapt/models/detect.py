@@ -18,8 +18,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 DIVISORS = (1, 2, 4, 8, 14, 16, 28, 32, 64)
 MINIMUMS = (1, 8, 16, 32, 64, 128, 256, 512)
 COMMON_SIZES = (224, 256, 384, 448, 512, 518, 640, 768, 1024)
-REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
-"""What networks raise at a size they do not take."""
 
 
 def detect(model: nn.Module, given: Interface | None = None) -> Interface:
@@ -77,7 +75,7 @@ def _tried(model: nn.Module, interface: Interface) -> dict[str, Any]:
         for sizes, scores in _accepted_sizes(model, attempt):
             activated = interface.activated
             if activated is None:
-                activated = interface.output is None and _is_activated(model, attempt, scores)
+                activated = _is_activated(model, attempt, scores)
             return {"channels": channels, "activated": activated, **sizes}
     return {"channels": counts[0], "activated": bool(interface.activated), "divisor": 1}
 
@@ -118,16 +116,19 @@ def _try(
     model: nn.Module, interface: Interface, size: tuple[int, int], contrast: float = 1.0
 ) -> Tensor | None:
     """Return the network's scores for noise of the given size, or None where it refuses."""
-    generator = torch.Generator().manual_seed(0)
-    noise = contrast * torch.randn((1, interface.channels or 3, *size), generator=generator)
-    noise = noise.to(next((p for p in model.parameters() if p.is_floating_point()), noise))
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with lent(model), torch.inference_mode(False), torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        noise = contrast * torch.randn((1, interface.channels or 3, *size), generator=generator)
+        noise = noise.to(next((p for p in model.parameters() if p.is_floating_point()), noise))
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         try:
             output = functional_call(model, buffers, (noise,))
-        except REFUSALS:
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # networks refuse a size in many ways
             return None
-    return interface.scores(output)
+        scores = interface.scores(output)
+    return scores if scores.numel() else None
 
 
 def _is_activated(model: nn.Module, interface: Interface, scores: Tensor) -> bool:

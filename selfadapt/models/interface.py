@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from numbers import Integral
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -56,6 +57,8 @@ class Interface:
             if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
                 example = "(480, 640)" if name == "size" else "(0.5, 0.5, 0.5)"
                 raise TypeError(f"{name} must be a tuple such as {example}, got {value!r}")
+            if value is not None and not all(isfinite(number) for number in value):
+                raise ValueError(f"{name} must be finite numbers, got {value!r}")
             object.__setattr__(self, name, None if value is None else tuple(value))
         for name in ("channels", "divisor", "minimum"):
             value = getattr(self, name)
@@ -147,10 +150,10 @@ def main_output(output: Any) -> Any:
                 f"{' or '.join(OUTPUT_KEYS)}; give interface=Interface(output=...) to choose"
             )
         return main_output(output[key])
+    if not isinstance(output, Tensor) and hasattr(output, "logits"):
+        return main_output(output.logits)
     if isinstance(output, list | tuple) and output:
         return main_output(output[0])
-    if hasattr(output, "logits"):
-        return main_output(output.logits)
     return output
 
 
@@ -164,40 +167,65 @@ def _mask_scores(classes: Tensor, masks: Tensor) -> Tensor:
     return torch.einsum("bqc,bqhw->bchw", probs, masks.sigmoid()).clamp_min(1e-6).log()
 
 
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+
+
 @contextmanager
 def lent(model: nn.Module) -> Iterator[None]:
     """Lend a model out in evaluation mode; on leaving, every module is as it was.
 
-    That goes for each module's flags, hooks and attributes: some networks set such on themselves
-    when they are run. Tensors are not looked after: nobody writes to them, see ``Episode``. Threads
-    that want the same model wait for each other.
+    That goes for each module's class, flags, hooks and attributes, and for lists and plain tensors
+    among these: some networks keep such on themselves when they are run. Parameters and buffers are
+    not looked after: nobody writes to them, see ``Episode``. Threads that want the same model wait
+    for each other.
     """
     with _LOCKS.setdefault(model, threading.RLock()):
-        before = [(module, _tables(module)) for module in model.modules()]
+        before = [_Record(module) for module in model.modules()]
         try:
-            for module, _ in before:
-                module.training = False
+            for record in before:
+                record.module.training = False
             yield
         finally:
-            for _, tables in before:
-                for table, content in tables:
-                    _restore(table, content)
+            try:
+                _restore(before)
+            except BaseException:  # Ctrl-C at this very moment
+                _restore(before)
+                raise
 
 
-_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+class _Record:
+    """What one module was like."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.kind = type(module)
+        self.training = module.training
+        values = module.__dict__.values()
+        tables = [module.__dict__, *(value for value in values if isinstance(value, dict))]
+        self.tables = [(table, dict(table)) for table in tables]
+        self.lists = [(value, list(value)) for value in values if isinstance(value, list)]
+        self.tensors = [
+            (value, value._version, value.clone())
+            for value in values
+            if isinstance(value, Tensor) and not value.requires_grad and not value.is_inference()
+        ]
 
 
-def _tables(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return a module's attributes and the tables among them, each with a copy of its content."""
-    attributes = module.__dict__
-    tables = [attributes, *(value for value in attributes.values() if isinstance(value, dict))]
-    return [(table, dict(table)) for table in tables]
-
-
-def _restore(table: dict[str, Any], content: dict[str, Any]) -> None:
-    """Put a table back without a moment in which something is missing."""
-    for name, value in content.items():
-        if name not in table or table[name] is not value:
-            table[name] = value
-    for name in table.keys() - content.keys():
-        del table[name]
+def _restore(records: list[_Record]) -> None:
+    """Put modules back, without a moment in which something is missing."""
+    for record in records:
+        if type(record.module) is not record.kind:
+            record.module.__class__ = record.kind
+        for table, content in record.tables:
+            for name, thing in content.items():
+                if name not in table or table[name] is not thing:
+                    table[name] = thing
+            for name in table.keys() - content.keys():
+                del table[name]
+        for items, before in record.lists:
+            items[:] = before
+        for tensor, version, value in record.tensors:
+            if tensor._version != version:
+                tensor.copy_(value)
+        if record.module.training != record.training:  # a scripted module keeps its own flag
+            record.module.training = record.training
