@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from selfadapt.models.interface import Interface, lent
+from selfadapt.views import Size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -70,31 +71,34 @@ def _tried(model: nn.Module, interface: Interface) -> dict[str, Any]:
     A network that takes no size at all is left to fail, with its own words, on a real image.
     """
     counts = [interface.channels] if interface.channels else _likely_channels(model)
-    for channels in counts:
+    attempts = [(channels, rule) for channels in counts for rule in _divisor_rules(interface, 128)]
+    attempts += [(counts[0], rule) for rule in _divisor_rules(interface, 512)]
+    attempts += [(counts[0], rule) for rule in _fixed_rules(model, interface)]
+    for channels, (size, rule) in attempts:
         attempt = replace(interface, channels=channels)
-        for sizes, scores in _accepted_sizes(model, attempt):
-            activated = interface.activated
-            if activated is None:
-                activated = _is_activated(model, attempt, scores)
-            return {"channels": channels, "activated": activated, **sizes}
-    return {"channels": counts[0], "activated": bool(interface.activated), "divisor": 1}
+        if (scores := _try(model, attempt, size)) is not None:
+            if "divisor" in rule:
+                rule["minimum"] = _minimum(model, attempt, rule["divisor"], scores.shape[1])
+            if interface.activated is None:
+                rule["activated"] = _is_activated(model, attempt, scores)
+            return {"channels": channels, **rule}
+    return {"channels": counts[0], "divisor": 1, "activated": bool(interface.activated)}
 
 
-def _accepted_sizes(
-    model: nn.Module, interface: Interface
-) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """Yield size rules the network keeps, with its scores: a divisor if any, or one fixed size."""
-    fixed = [] if interface.size is None else [interface.size]
-    for base in () if fixed else (128, 512):
+def _divisor_rules(interface: Interface, base: int) -> Iterator[tuple[Size, dict[str, Any]]]:
+    """Yield a size of about ``base`` to try for each divisor, and the rule it would show."""
+    if interface.size is None:
         for divisor in (interface.divisor,) if interface.divisor else DIVISORS:
             # Odd at every level of a network that halves, whichever way it rounds.
             size = divisor * (base // divisor + 1), divisor * max(base // divisor - 1, 1)
-            if (scores := _try(model, interface, size)) is not None:
-                minimum = _minimum(model, interface, divisor, scores.shape[1])
-                yield {"divisor": divisor, "minimum": minimum}, scores
-    for size in fixed or [(side, side) for side in (*_recorded_sides(model), *COMMON_SIZES)]:
-        if (scores := _try(model, interface, size)) is not None:
-            yield {"size": size}, scores
+            yield size, {"divisor": divisor}
+
+
+def _fixed_rules(model: nn.Module, interface: Interface) -> Iterator[tuple[Size, dict[str, Any]]]:
+    """Yield sizes that may be the only one the network takes."""
+    squares = [(side, side) for side in (*_recorded_sides(model), *COMMON_SIZES)]
+    for size in squares if interface.size is None else [interface.size]:
+        yield size, {"size": size}
 
 
 def _minimum(model: nn.Module, interface: Interface, divisor: int, num_classes: int) -> int:
@@ -109,11 +113,11 @@ def _minimum(model: nn.Module, interface: Interface, divisor: int, num_classes: 
                     "classes second; give interface=Interface(output=...) to put them there"
                 )
             return side
-    return interface.minimum or MINIMUMS[-1]
+    return interface.minimum or 1
 
 
 def _try(
-    model: nn.Module, interface: Interface, size: tuple[int, int], contrast: float = 1.0
+    model: nn.Module, interface: Interface, size: Size, contrast: float = 1.0
 ) -> Tensor | None:
     """Return the network's scores for noise of the given size, or None where it refuses."""
     with lent(model), torch.inference_mode(False), torch.no_grad():
