@@ -438,6 +438,12 @@ def test_any_views_by_argument(tiny: nn.Module, image: Tensor) -> None:
         assert isinstance(method(image).probs, Tensor)
 
 
+def test_a_view_is_taken_once(tiny: nn.Module) -> None:
+    assert len(SelfAdapt(tiny, scales=(0.5, 0.5)).views) == 2
+    assert len(SelfAdapt(tiny, scales=0.5).views) == 2
+    assert len(SelfAdapt(tiny, views=View(0.5)).views) == 1
+
+
 def test_views_of_ones_own_kind_are_kept(tiny: nn.Module, image: Tensor) -> None:
     made = []
 

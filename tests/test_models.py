@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,7 +79,8 @@ def test_released_checkpoints_load_and_predict_the_same(
 
 def test_backbone_weights_load_alone(tmp_path: Path) -> None:
     imagenet = torchvision.models.resnet50(weights=None)
-    torch.save({"state_dict": imagenet.state_dict()}, tmp_path / "resnet50.pth")
+    wrapped = {f"model.module.{name}": value for name, value in imagenet.state_dict().items()}
+    torch.save({"model": {"state_dict": wrapped}}, tmp_path / "resnet50.pth")
     model = selfadapt.create_model("deeplabv1_resnet50", weights=tmp_path / "resnet50.pth")
     assert torch.equal(model.backbone.conv1.weight, imagenet.conv1.weight)
     assert len(model.spec.classes) == 19
@@ -336,6 +338,33 @@ def test_a_network_of_one_size_gets_it() -> None:
     model = seeded(lambda: Picky(lambda *size: size == (48, 80)))
     method = selfadapt.SelfAdapt(model, steps=1, interface=Interface(size=(48, 80)))
     assert tuple(method(random_image(50, 97)).label.shape) == (50, 97)
+
+
+def test_a_large_smallest_size_is_found_out() -> None:
+    interface = detect(Picky(lambda height, width: min(height, width) > 300))
+    assert (interface.divisor, interface.minimum) == (1, 512)
+
+
+def test_the_size_a_configuration_records_is_tried() -> None:
+    model = Picky(lambda *size: size == (100, 100))
+    assert detect(model).size is None
+    model.config = SimpleNamespace(image_size=100)
+    assert detect(model).size == (100, 100)
+
+
+def test_the_interface_is_the_same_wherever_it_is_found_out() -> None:
+    class Counting(TinyNet):
+        def forward(self, x: Tensor) -> Any:
+            self.calls.add_(1)
+            return super().forward(x).softmax(dim=1)
+
+    model = seeded(Counting)
+    model.register_buffer("calls", torch.zeros(()))
+    expected = detect(model)
+    assert expected.activated
+    with torch.inference_mode():
+        assert detect(model) == expected
+    assert model.calls == 0
 
 
 def test_a_network_that_takes_no_size_fails_in_its_own_words() -> None:
