@@ -150,26 +150,15 @@ class SelfAdapt:
 
     def _segment(self, image: Tensor, size: Size) -> Result:
         """Run the method on a raw image ``(C, H, W)``; the result's maps have the given size."""
-        notes: tuple[str, ...] = ()
-        strict = MODES[self.mode].strict
         source = Episode(self.model, self.interface).logits(image) if self.compare else None
         with lent_san(self.model, self.san):
             network = Episode(self.model, self.interface, self.selection.names)
             fused = fuse(self._view_probs(network, image))
             ignore = ignore_label(len(fused))
-            label = pseudo_label(fused, self.psi, ignore=ignore, strict=strict)
+            label = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
             losses = self._adapt(network, image, label, ignore)
             logits = network.logits(image)
-            if trouble := _trouble(fused, losses, logits, self.steps):
-                logits = Episode(self.model, self.interface).logits(image)
-                notes = (f"{trouble}: this is the prediction with SaN, without adaptation",)
-            elif losses and losses[-1] > losses[0]:
-                notes = (f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: lower lr",)
-        if trouble and not _finite(logits):
-            logits = Episode(self.model, self.interface).logits(image)
-            notes = (f"{trouble}, nor is SaN's: this is the prediction of the network as trained",)
-        if trouble and not _finite(logits):
-            raise ValueError("the network's own prediction for this image is not finite")
+        logits, notes = self._guarded(image, fused, losses, logits)
         if source is not None and not _finite(source):
             source, notes = None, (*notes, "the source network's prediction is not finite")
         views_failed = bool(fused.isnan().any())
@@ -197,6 +186,27 @@ class SelfAdapt:
         with nullcontext() if drift is None else image_statistics(self.model, drift):
             losses = [network.step(image, loss, self.lr) for _ in range(self.steps)]
         return tuple(torch.stack(losses).tolist())
+
+    def _guarded(
+        self, image: Tensor, fused: Tensor, losses: Sequence[float], logits: Tensor
+    ) -> tuple[Tensor, tuple[str, ...]]:
+        """Return the prediction, or SaN's, or the source network's, with notes of what happened."""
+        trouble = _trouble(fused, losses, logits, self.steps)
+        if trouble is None:
+            if losses and losses[-1] > losses[0]:
+                return logits, (
+                    f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: lower lr",
+                )
+            return logits, ()
+        with lent_san(self.model, self.san):
+            logits = Episode(self.model, self.interface).logits(image)
+        if _finite(logits):
+            return logits, (f"{trouble}: this is the prediction with SaN, without adaptation",)
+        logits = Episode(self.model, self.interface).logits(image)
+        if _finite(logits):
+            note = f"{trouble}, nor is SaN's: this is the prediction of the network as trained"
+            return logits, (note,)
+        raise ValueError("the network's own prediction for this image is not finite")
 
     def _load(self, image: Image, normalized: bool) -> Tensor:
         loaded = load_image(image, self.interface.channels or 3, normalized=normalized)
