@@ -126,7 +126,8 @@ class SaNReport:
     """Name of each normalisation layer left as it was, and why."""
 
     def __str__(self) -> str:
-        text = f"SaN mixes the statistics of {len(self.converted)} BatchNorm layers"
+        num = len(self.converted)
+        text = f"SaN mixes the statistics of {num} BatchNorm layer{'s' if num > 1 else ''}"
         if not self.converted:
             text = "this model has no BatchNorm layer with running statistics: SaN changes nothing"
         reasons: dict[str, list[str]] = {}
@@ -221,7 +222,7 @@ def apply_san(model: nn.Module, alpha: Alpha = 0.1) -> SaNReport:
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
         >>> print(apply_san(model, alpha=0.1))
-        SaN mixes the statistics of 1 BatchNorm layers
+        SaN mixes the statistics of 1 BatchNorm layer
         >>> remove_san(model)
     """
     report = find_san(model, alpha)

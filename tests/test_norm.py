@@ -208,7 +208,7 @@ def test_it_says_what_it_left_and_why() -> None:
     assert "GroupNorm is not BatchNorm" in report.left["1"]
     assert "has not seen an input yet" in report.left["2"]
     assert "SaN changes nothing" in str(report)
-    assert "1 BatchNorm layers" in str(find_san(nn.Sequential(nn.BatchNorm2d(2)), 0.1))
+    assert "of 1 BatchNorm layer" in str(find_san(nn.Sequential(nn.BatchNorm2d(2)), 0.1))
 
 
 @pytest.mark.parametrize("kind", LAYERS)

@@ -77,7 +77,7 @@ def load_model(path: str | os.PathLike[str]) -> nn.Module:
         model: Any = _spec_of(metadata, path).build()
         if "interface" in metadata:
             model.interface = Interface(**json.loads(metadata["interface"]))
-    except (json.JSONDecodeError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(
             f"{path} describes its network in a way not known here: {error}"
         ) from error
@@ -155,10 +155,11 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
 def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     while prefix := next((p for p in PREFIXES if all(n.startswith(p) for n in tensors)), None):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    alphas = {f"{name.removesuffix('.batch_norm.weight')}.alpha" for name in tensors}
     return {
         name.replace(".batch_norm.", "."): value
         for name, value in tensors.items()
-        if not name.endswith(".alpha")
+        if name not in alphas
     }
 
 
