@@ -73,7 +73,14 @@ class SaN:
         # The layer will subtract its mean and divide by its deviation: undo that ahead.
         scale = torch.sqrt((self.running_var.to(var) + self.eps) / (var + self.eps))
         x = _affine(x, scale, self.running_mean - mean * scale)
-        return super().forward(x)  # type: ignore[misc]
+        if self.san_drift is None:
+            return super().forward(x)  # type: ignore[misc]
+        drifting = self.running_mean, self.running_var
+        try:  # the backward pass needs the statistics of now, and a layer may be used twice
+            self.running_mean, self.running_var = (buffer.clone() for buffer in drifting)
+            return super().forward(x)  # type: ignore[misc]
+        finally:
+            self.running_mean, self.running_var = drifting
 
     def _mixed_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         pixels = x.reshape(*x.shape[:2], -1)  # (B, C, pixels)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -275,6 +276,26 @@ def test_a_checkpointed_network_adapts_as_without(mode: Any, image: Tensor) -> N
     if mode == "paper":
         expected = SelfAdapt(seeded(TinyNet), **settings)(image)
         assert result.losses == pytest.approx(expected.losses, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["paper", "official"])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, BatchNormAct2d])
+def test_a_layer_may_be_used_twice(mode: Any, norm: type[nn.Module], image: Tensor) -> None:
+    class Twice(TinyNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1 = norm(6)
+            self.body = nn.Conv2d(6, 6, 1)
+
+        def forward(self, x: Tensor) -> Any:
+            x = self.norm1(self.body(self.norm1(self.stem(x))))
+            return self.head(torch.cat((x, x[:, :2]), dim=1))
+
+    model = seeded(Twice)
+    before = snapshot(model)
+    result = SelfAdapt(model, mode=mode, steps=3, lr=0.01, adapt=["*"])(image)
+    assert list(result.losses) == sorted(result.losses, reverse=True)
+    assert_same(before, snapshot(model))
 
 
 def test_a_scripted_part_keeps_its_flag(image: Tensor) -> None:
