@@ -33,7 +33,16 @@ from selfadapt.names import nearest
 from selfadapt.norm import Alpha, find_san, image_statistics, lent_san
 from selfadapt.pseudo import check_psi, fuse, ignore_label, pseudo_label
 from selfadapt.result import Result
-from selfadapt.views import SCALES, OfficialView, Size, View, paper_views, pil_resize, resize
+from selfadapt.views import (
+    SCALES,
+    OfficialView,
+    Size,
+    View,
+    paper_views,
+    pil_resize,
+    resize,
+    size_of,
+)
 
 
 @dataclass(frozen=True)
@@ -140,11 +149,11 @@ class SelfAdapt:
         with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), lent(self.model):
             whole = self._load(image, normalized)
             image = self._within_budget(whole)
-            result = self._segment(image, _size(whole))
+            result = self._segment(image, size_of(whole))
             if whole.is_cuda:
                 torch.cuda.synchronize(whole.device)
         notes = self.notes + result.notes
-        if _size(image) != _size(whole):
+        if size_of(image) != size_of(whole):
             notes += (f"adapted at {_text(image)}, the image is {_text(whole)}",)
         return replace(result, seconds=time.perf_counter() - start, notes=notes)
 
@@ -173,7 +182,7 @@ class SelfAdapt:
 
     def _view_probs(self, network: Episode, image: Tensor) -> Iterator[Tensor]:
         for view in self.views:
-            yield view.undo(network.probs(view.make(image)), _size(image))
+            yield view.undo(network.probs(view.make(image)), size_of(image))
 
     def _adapt(
         self, network: Episode, image: Tensor, label: Tensor, ignore: int
@@ -215,7 +224,7 @@ class SelfAdapt:
         return self.interface.denormalize(loaded) if normalized else loaded
 
     def _within_budget(self, image: Tensor) -> Tensor:
-        height, width = _size(image)
+        height, width = size_of(image)
         shrink = sqrt(self.max_pixels / (height * width))
         if shrink >= 1:
             return image
@@ -321,19 +330,15 @@ def _uncached_autocast() -> torch.autocast:
 
 def _brought_back(maps: Tensor, size: Size) -> Tensor:
     """Bring ``(C, h, w)`` to the image's own size."""
-    if _size(maps) == size:
+    if size_of(maps) == size:
         return maps
     return F.interpolate(maps[None], size, mode="bilinear", align_corners=False)[0]
 
 
 def _label_brought_back(label: Tensor, size: Size) -> Tensor:
-    if _size(label) == size:
+    if size_of(label) == size:
         return label
     return F.interpolate(label[None, None].float(), size, mode="nearest-exact")[0, 0].long()
-
-
-def _size(image: Tensor) -> Size:
-    return image.shape[-2], image.shape[-1]
 
 
 def _text(image: Tensor) -> str:

@@ -148,16 +148,22 @@ def _check_tensor(image: Tensor, channels: int, normalized: bool) -> Tensor:
             f"a float image must lie in [0, 1], got values from {low:.3g} to {high:.3g}; "
             "divide 8-bit values by 255, or say normalized=True if they are normalised already"
         )
-    return _with_channels(image, channels)
+    return _with_channels(image, channels, normalized)
 
 
-def _with_channels(image: Tensor, channels: int) -> Tensor:
+def _with_channels(image: Tensor, channels: int, normalized: bool = False) -> Tensor:
+    if normalized:  # such numbers are no colours: nothing can be made of them
+        return _checked_channels(image, channels)
     if len(image) == 4 and channels == 3:
         image = image[:3] * image[3:] + (1 - image[3:])  # transparency on white
     if len(image) == 1 and channels == 3:
         image = image.expand(3, -1, -1)
     if len(image) == 3 and channels == 1:
         image = View(gray=True).make(image)[:1]
+    return _checked_channels(image, channels)
+
+
+def _checked_channels(image: Tensor, channels: int) -> Tensor:
     if len(image) != channels:
         raise ValueError(
             f"this network takes {channels} channels, got an image with {len(image)}; "

@@ -44,7 +44,7 @@ class View:
 
     def make(self, image: Tensor) -> Tensor:
         """Make the view of ``image``, ``(C, H, W)`` in [0, 1]."""
-        view = resize(image, self.size(_size(image)))
+        view = resize(image, self.size(size_of(image)))
         if self.gray:
             weights = torch.tensor(LUMA, dtype=view.dtype, device=view.device) / 2**16
             view = torch.einsum("chw,c->hw", view, weights).expand_as(view)
@@ -64,7 +64,7 @@ class OfficialView(View):
 
     def make(self, image: Tensor) -> Tensor:
         """Make the view of ``image``, ``(C, H, W)`` in [0, 1], with PIL's resampling."""
-        view = pil_resize(image, self.size(_size(image)))
+        view = pil_resize(image, self.size(size_of(image)))
         if self.gray:
             luma = torch.tensor(LUMA, device=view.device).reshape(3, 1, 1)
             gray = ((view * 255).round().int() * luma).sum(dim=0)
@@ -100,7 +100,7 @@ def _scales(scales: float | Sequence[float]) -> Sequence[float]:
 
 def resize(image: Tensor, size: Size) -> Tensor:
     """Resize ``(C, H, W)`` bilinearly, smoothing ahead where it shrinks."""
-    if _size(image) == tuple(size):
+    if size_of(image) == tuple(size):
         return image
     shrinks = size[0] < image.shape[-2] or size[1] < image.shape[-1]
     return F.interpolate(image[None], size, mode="bilinear", antialias=shrinks)[0]
@@ -118,5 +118,6 @@ def _pil_resize_channel(channel: np.ndarray, size: Size) -> np.ndarray:
     return np.asarray(picture.resize((size[1], size[0]), PILImage.Resampling.BILINEAR))
 
 
-def _size(image: Tensor) -> Size:
+def size_of(image: Tensor) -> Size:
+    """Return height and width of ``(..., H, W)``."""
     return image.shape[-2], image.shape[-1]

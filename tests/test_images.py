@@ -118,6 +118,12 @@ def test_normalised_tensors_may_hold_any_number() -> None:
     assert torch.equal(load_image(image, normalized=True), image)
 
 
+def test_normalised_tensors_are_not_mixed() -> None:
+    for channels in (1, 4):
+        with pytest.raises(ValueError, match=f"takes 3 channels, got an image with {channels}"):
+            load_image(torch.randn(channels, 6, 9), normalized=True)
+
+
 def test_an_inference_tensor_becomes_an_ordinary_one() -> None:
     with torch.inference_mode():
         image = torch.rand(3, 4, 5)

@@ -310,8 +310,8 @@ def test_patches_of_14_pixels_are_found_out() -> None:
 class Picky(TinyNet):
     """A network that takes few sizes."""
 
-    def __init__(self, takes: Callable[[int, int], bool]) -> None:
-        super().__init__()
+    def __init__(self, takes: Callable[[int, int], bool], **options: Any) -> None:
+        super().__init__(**options)
         self.takes = takes
 
     def forward(self, x: Tensor) -> Any:
@@ -438,6 +438,12 @@ def test_a_closing_sigmoid_is_known_by_its_values_not_its_name() -> None:
     with torch.no_grad():
         expected = model(detect(model).normalize(random_image()))[0]
     torch.testing.assert_close(result.source_probs[1:], expected, atol=1e-5, rtol=0)
+
+
+def test_a_closing_sigmoid_is_known_at_the_sizes_the_network_takes() -> None:
+    for takes in (lambda h, w: h % 14 == w % 14 == 0, lambda h, w: min(h, w) > 300):
+        model = seeded(lambda takes=takes: Picky(takes, classes=1, form=torch.sigmoid))
+        assert detect(model).activated
 
 
 def test_channels_are_found_out_by_trying() -> None:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from selfadapt.files import written_whole
 from selfadapt.labels import CLASS_SPACES, class_names
-from selfadapt.models.create import MODELS, ModelSpec
 from selfadapt.models.interface import Interface
+from selfadapt.models.spec import MODELS, ModelSpec
 
 FORMAT = "selfadapt"
 WRAPPINGS = ("state_dict", "model_state_dict", "model")

@@ -80,7 +80,7 @@ def _tried(model: nn.Module, interface: Interface) -> dict[str, Any]:
             if "divisor" in rule:
                 rule["minimum"] = _minimum(model, attempt, rule["divisor"], scores.shape[1])
             if interface.activated is None:
-                rule["activated"] = _is_activated(model, attempt, scores)
+                rule["activated"] = _is_activated(model, attempt, scores, size)
             return {"channels": channels, **rule}
     return {"channels": counts[0], "divisor": 1, "activated": bool(interface.activated)}
 
@@ -135,12 +135,11 @@ def _try(
     return scores if scores.numel() else None
 
 
-def _is_activated(model: nn.Module, interface: Interface, scores: Tensor) -> bool:
+def _is_activated(model: nn.Module, interface: Interface, scores: Tensor, size: Size) -> bool:
     """Recognise probabilities: classes that sum to one, or one that never leaves [0, 1]."""
     if scores.shape[1] > 1:
         sums = scores.float().sum(dim=1)
         return bool((scores >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-2))
-    size = interface.size or (64 * 3, 64 * 2)
     strong = _try(model, interface, size, contrast=1000.0)  # drives scores far out, but not these
     return strong is not None and all(
         bool(((values >= 0) & (values <= 1)).all()) for values in (scores, strong)
