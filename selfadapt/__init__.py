@@ -8,6 +8,8 @@ result.label                             # (H, W); the model is as it was
 """
 
 from selfadapt.adapt import SelfAdapt
+from selfadapt.dropout import add_dropout
+from selfadapt.methods import METHODS, create_method
 from selfadapt.models import MODELS, Interface, create_model, load_model, save_model
 from selfadapt.norm import apply_san, remove_san, san
 from selfadapt.pseudo import fuse, pseudo_label
@@ -17,12 +19,15 @@ from selfadapt.views import View, every_view, paper_views
 __version__ = "0.1.0"
 
 __all__ = [
+    "METHODS",
     "MODELS",
     "Interface",
     "Result",
     "SelfAdapt",
     "View",
+    "add_dropout",
     "apply_san",
+    "create_method",
     "create_model",
     "every_view",
     "fuse",

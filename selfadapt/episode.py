@@ -5,7 +5,7 @@ the statistics, and runs the model's own code with them in place. Whatever happe
 to restore. Weights that are not tuned are read where they are.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from selfadapt.models.interface import Interface
+
+Loss = Callable[[Tensor], Tensor]
+"""A loss of the logits ``(1, C, H, W)``."""
+Gradients = Sequence[Tensor | None]
+"""One for each tuned weight; None where the loss does not depend on it."""
 
 
 class Episode:
@@ -44,11 +49,17 @@ class Episode:
         """Return class probabilities ``(C, H, W)`` for a raw image ``(C, H, W)``."""
         return self.logits(image)[0].softmax(dim=0)
 
-    def step(self, image: Tensor, loss: Callable[[Tensor], Tensor], lr: float) -> Tensor:
+    def step(self, image: Tensor, loss: Loss, lr: float) -> Tensor:
         """Take one step of plain gradient descent on a loss of the logits; return that loss."""
+        value, gradients = self.gradients(image, loss)
+        self.descend(gradients, lr)
+        return value
+
+    def gradients(self, image: Tensor, loss: Loss) -> tuple[Tensor, Gradients]:
+        """Return a loss of the logits, and its gradients by the tuned weights, in their order."""
         weights = list(self.tuned.values())
 
-        def descend(logits: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        def differentiate(logits: Tensor) -> tuple[Tensor, Gradients]:
             value = loss(logits)
             if not value.requires_grad:
                 raise ValueError(
@@ -60,11 +71,13 @@ class Episode:
             return value.detach(), torch.autograd.grad(value, weights, allow_unused=True)
 
         with torch.enable_grad():
-            value, gradients = self._run(image, descend)
-        for weight, gradient in zip(weights, gradients, strict=True):
+            return self._run(image, differentiate)
+
+    def descend(self, gradients: Gradients, lr: float) -> None:
+        """Move the tuned weights against their gradients."""
+        for weight, gradient in zip(self.tuned.values(), gradients, strict=True):
             if gradient is not None:
                 weight.data.sub_(gradient, alpha=lr)
-        return value
 
     def _run(self, image: Tensor, use: Callable[[Tensor], Any]) -> Any:
         """Run the network on an image, and ``use`` its logits while the weights are in place."""

@@ -192,10 +192,14 @@ def find_san(model: nn.Module, alpha: Alpha) -> SaNReport:
     return report
 
 
-def _has_source_statistics(module: nn.Module) -> bool:
+def is_batchnorm(module: nn.Module) -> bool:
     """Recognise BatchNorm of any make, the frozen and fused ones of other libraries included."""
     kind = type(module).__name__
-    if not (isinstance(module, _BatchNorm) or "BatchNorm" in kind or "ABN" in kind):
+    return isinstance(module, _BatchNorm) or "BatchNorm" in kind or "ABN" in kind
+
+
+def _has_source_statistics(module: nn.Module) -> bool:
+    if not is_batchnorm(module):
         return False
     return isinstance(getattr(module, "running_mean", None), Tensor) and isinstance(
         getattr(module, "running_var", None), Tensor

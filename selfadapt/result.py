@@ -19,7 +19,7 @@ class Result:
     """Labels the network was adapted to ``(H, W)``; pixels left out are 255, or -1 where 255 is a
     class."""
     losses: tuple[float, ...] = ()
-    """Cross-entropy to the pseudo-label before each step."""
+    """Loss before each step: cross-entropy to the pseudo-label, or an entropy."""
     seconds: float = 0.0
     """Time the call took."""
     notes: tuple[str, ...] = ()

@@ -4,8 +4,8 @@ A view is a scale, with or without a horizontal flip and a conversion to gray. `
 image into the view, ``undo`` brings the probabilities predicted on it back to the image plane.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from numbers import Real
 
@@ -92,6 +92,32 @@ def paper_views(scales: float | Sequence[float] = SCALES) -> tuple[View, ...]:
 def every_view(scales: float | Sequence[float] = SCALES) -> tuple[View, ...]:
     """Return every combination of the scales with flip and gray, four views for each scale."""
     return tuple(View(*view) for view in product(_scales(scales), (False, True), (False, True)))
+
+
+def usable_views(
+    scales: float | Sequence[float],
+    views: Iterable[View] | None,
+    kind: type[View],
+    channels: int | None,
+) -> tuple[View, ...]:
+    """Return ``views``, or those the scales give, as a network and a mode can use them.
+
+    Plain views become views of the given kind, and none is gray where the network has no colour.
+    """
+    if views is None:
+        views = paper_views(scales)
+    usable = []
+    for view in (views,) if isinstance(views, View) else views:
+        if not isinstance(view, View):
+            raise TypeError(
+                f"views must be View objects, got {type(view).__name__}; use scales= for numbers"
+            )
+        if channels != 3:
+            view = replace(view, gray=False)
+        usable.append(kind(view.scale, view.flip, view.gray) if type(view) is View else view)
+    if not usable:
+        raise ValueError("at least one view is needed, got no scales or views")
+    return tuple(dict.fromkeys(usable))
 
 
 def _scales(scales: float | Sequence[float]) -> Sequence[float]:

@@ -152,7 +152,7 @@ def test_official_mode_has_the_released_cap() -> None:
     model = seeded(TinyNet)
     result = SelfAdapt(model, mode="official", steps=1, scales=(0.1,))(torch.rand(3, 3000, 800))
     assert tuple(result.label.shape) == (3000, 800)
-    assert "adapted at 2048x1024, the image is 800x3000" in result.notes
+    assert "segmented at 2048x1024, the image is 800x3000" in result.notes
 
 
 # what a call leaves behind, and where it may be made
@@ -436,7 +436,7 @@ def test_large_images_are_scaled_down_and_brought_back(tiny: nn.Module) -> None:
     assert tuple(result.pseudo_label.shape) == (60, 90)
     assert tuple(result.source_probs.shape) == tuple(result.fused_probs.shape) == (3, 60, 90)
     assert set(result.pseudo_label.unique().tolist()) <= {0, 1, 2, 255}
-    assert "adapted at 45x30, the image is 90x60" in result.notes
+    assert "segmented at 45x30, the image is 90x60" in result.notes
     torch.testing.assert_close(result.probs.sum(dim=0), torch.ones(60, 90))
 
 
@@ -523,7 +523,13 @@ def test_a_model_wrapped_for_several_devices_is_unwrapped(tiny: nn.Module, image
 
 def test_printing_says_what_will_be_done(tiny: nn.Module, image: Tensor) -> None:
     text = repr(SelfAdapt(tiny, alpha={"norm1": 0.3, "*": 0.1}))
-    for part in ("TinyNet, paper mode, 10 steps", "alpha=0.1, 0.3", "0.25 flipped gray", "0.485"):
+    for part in (
+        "TinyNet, alpha={'norm1': 0.3",
+        "steps=10",
+        "mode='paper'",
+        "0.25 flipped gray",
+        "0.485",
+    ):
         assert part in text
     result = SelfAdapt(tiny, steps=2)(image)
     assert repr(result).startswith("Result(48x32, 3 classes, 2 steps")

@@ -6,67 +6,103 @@ import pytest
 import torch
 
 from conftest import assert_same, random_image, seeded, snapshot
-from networks import NETWORKS
-from selfadapt import SelfAdapt
+from networks import NETWORKS, Case
+from selfadapt import METHODS, create_method
+from selfadapt.methods import settings_of
 
-FAST = {"steps": 2, "scales": (0.5, 1.0), "lr": 1e-4}
+QUICK = {"steps": 1, "passes": 2, "scales": (0.5,), "lr": 1e-4, "alphas": (0.0, 0.5)}
 
 
-@pytest.mark.parametrize("mode", ["paper", "official"])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_of_any_family_adapts_and_comes_back(name: str, mode: Any) -> None:
-    case = NETWORKS[name]
+def quick(name: str, model: Any, **settings: Any) -> Any:
+    """Create a method with settings that make it quick, as far as it has them."""
+    known = settings_of(name)
+    given = QUICK | settings
+    return create_method(name, model, **{k: v for k, v in given.items() if k in known})
+
+
+def build(case: Case) -> Any:
+    """Build a network in training mode, with part of it frozen."""
     model = seeded(case.build)
     for parameter in list(model.parameters())[::3]:
         parameter.requires_grad_(False)
-    model.train()
-    before = snapshot(model)
-    method = SelfAdapt(model, mode=mode, **FAST)
-    assert_same(before, snapshot(model))
-    for size in ((97, 71), (64, 96)):
-        image = random_image(*size, case.channels)
-        result = method(image)
-        assert tuple(result.probs.shape) == (case.classes, *size)
-        assert tuple(result.source_probs.shape) == (case.classes, *size)
-        assert tuple(result.fused_probs.shape) == (case.classes, *size)
-        assert tuple(result.label.shape) == tuple(result.confidence.shape) == size
-        assert tuple(result.pseudo_label.shape) == size
-        for probs in (result.probs, result.source_probs, result.fused_probs):
-            torch.testing.assert_close(probs.sum(dim=0), torch.ones(size))
-        assert len(result.losses) == 2
-        assert result.losses[1] < result.losses[0]
+    return model.train()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_method_segments_and_leaves_no_trace(network: str, method: str) -> None:
+    case = NETWORKS[network]
+    model = build(case)
+    before, random_state = snapshot(model), torch.get_rng_state()
+    if method in case.refused_by:
+        with pytest.raises(ValueError, match="this network has"):
+            quick(method, model)
         assert_same(before, snapshot(model))
-        assert torch.equal(method(image).probs, result.probs), "the same image, the same result"
+        return
+    for mode, size in (("paper", (97, 203)), ("official", (32, 40))):
+        segment = quick(method, model, mode=mode)
+        image = random_image(*size, case.channels)
+        result = segment(image)
+        assert_same(before, snapshot(model))
+        for probs in (result.probs, result.source_probs):
+            assert tuple(probs.shape) == (case.classes, *size)
+            torch.testing.assert_close(probs.sum(dim=0), torch.ones(size))
+            assert (probs >= 0).all()
+        assert tuple(result.label.shape) == tuple(result.confidence.shape) == size
+    segment(random_image(30, 33, case.channels, seed=1))
+    assert torch.equal(segment(image).probs, result.probs), "depends on what came before"
+    assert_same(before, snapshot(model))
+    assert torch.equal(torch.get_rng_state(), random_state)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_of_any_family_survives_an_exception(name: str) -> None:
-    case = NETWORKS[name]
-    model = seeded(case.build)
-    method = SelfAdapt(model, **FAST)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("network", ["toy", "smp DeepLabV3Plus", "hf SegFormer"])
+def test_a_method_leaves_no_trace_when_it_fails(network: str, method: str) -> None:
+    case = NETWORKS[network]
+    model = build(case)
+    segment = quick(method, model)
     image = random_image(64, 64, case.channels)
-    expected = method(image)
+    expected = segment(image)
     calls = 0
 
-    def fail(*_: Any) -> None:
+    def count(*_: Any) -> None:
         nonlocal calls
         calls += 1
-        if calls == 7:  # one source pass, four views, one step, and in the second step
+        if calls == last:
             raise RuntimeError("in the middle")
 
-    handle = model.register_forward_hook(fail)
-    before = snapshot(model)
-    with pytest.raises(RuntimeError, match="in the middle"):
-        method(image)
-    assert calls == 7
-    assert_same(before, snapshot(model))
+    last = -1
+    handle = model.register_forward_hook(count)
+    before, random_state = snapshot(model), torch.get_rng_state()
+    segment(image)
+    for last in range(1, calls + 1):
+        calls = 0
+        with pytest.raises(RuntimeError, match="in the middle"):
+            segment(image)
+        assert_same(before, snapshot(model))
+    assert torch.equal(torch.get_rng_state(), random_state)
     handle.remove()
-    assert torch.equal(method(image).probs, expected.probs)
+    assert torch.equal(segment(image).probs, expected.probs)
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_network_of_any_family_adapts(network: str) -> None:
+    case = NETWORKS[network]
+    model = build(case)
+    before = snapshot(model)
+    for mode in ("paper", "official"):
+        adapt = quick("self-adapt", model, mode=mode, steps=2)
+        result = adapt(random_image(64, 71, case.channels))
+        assert tuple(result.fused_probs.shape) == (case.classes, 64, 71)
+        assert tuple(result.pseudo_label.shape) == (64, 71)
+        assert len(result.losses) == 2
+        assert result.losses[1] < result.losses[0]
+    assert_same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", [(1, 1), (3, 7), (200, 5)])
-def test_tiny_images_adapt_too(size: tuple[int, int]) -> None:
-    for name in ("toy", "own U-Net", "smp Unet", "own deeplabv1_resnet50"):
-        model = seeded(NETWORKS[name].build)
-        result = SelfAdapt(model, steps=1)(random_image(*size))
-        assert tuple(result.label.shape) == size
+def test_tiny_images_are_segmented_too(size: tuple[int, int], method: str) -> None:
+    for network in ("toy", "own U-Net", "smp Unet", "smp DeepLabV3Plus"):
+        model = seeded(NETWORKS[network].build)
+        assert tuple(quick(method, model)(random_image(*size)).label.shape) == size

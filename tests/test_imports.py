@@ -9,10 +9,12 @@ import selfadapt
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
     {"names", "files", "pseudo", "views", "labels", "result"},
-    {"norm", "images", "metrics"},
+    {"norm", "dropout", "images", "metrics"},
     {"models"},
     {"episode"},
-    {"adapt"},
+    {"method"},
+    {"adapt", "baselines", "entropy"},
+    {"methods"},
     {"predict", "demo"},
     {"cli"},
 ]

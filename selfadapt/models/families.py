@@ -1,11 +1,12 @@
 """Which layers of a network are adapted, by default or by name patterns."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from selfadapt.names import matches, nearest
+from selfadapt.norm import is_batchnorm
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class Selection:
 
     names: tuple[str, ...]
     reason: str
+    guessed: bool = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about the choice."""
+        return (self.reason,) if self.guessed else ()
 
 
 def adapted_parameters(model: nn.Module, patterns: Sequence[str] | None = None) -> Selection:
@@ -63,7 +70,35 @@ def adapted_parameters(model: nn.Module, patterns: Sequence[str] | None = None) 
         tuple(chosen),
         "not a family with known stages: the last third of its layers is adapted, from "
         f"{chosen[0]!r} on; give adapt=[...] to choose others",
+        guessed=True,
     )
+
+
+def normalisation_parameters(model: nn.Module) -> Selection:
+    """Return scale and shift of every BatchNorm layer; where there are none, of other norms.
+
+    Example:
+        >>> normalisation_parameters(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))).names
+        ('1.weight', '1.bias')
+    """
+    if names := _parameters_of(model, is_batchnorm):
+        return Selection(names, f"scale and shift of {len(names) // 2} BatchNorm layers")
+    names = _parameters_of(model, lambda module: "Norm" in type(module).__name__)
+    if not names:
+        raise ValueError(
+            "Tent tunes the scale and shift of normalisation layers, and this network has none; "
+            "the methods 'entropy' and 'self-adapt' tune other layers"
+        )
+    reason = "no BatchNorm has a scale and a shift: those of other normalisation layers are tuned"
+    return Selection(names, reason, guessed=True)
+
+
+def _parameters_of(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> tuple[str, ...]:
+    """Return the names of the parameters that the chosen modules hold themselves."""
+    held = (
+        m.named_parameters(path, recurse=False) for path, m in model.named_modules() if chosen(m)
+    )
+    return tuple(name for parameters in held for name, p in parameters if p.is_floating_point())
 
 
 def _by_pattern(names: Sequence[str], patterns: Iterable[str]) -> Selection:

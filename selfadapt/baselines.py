@@ -1,0 +1,234 @@
+"""The methods self-adaptation is compared with, each a short class under the same contract.
+
+All of them also take the settings that every method has: ``mode``, ``max_pixels``, ``compare`` and
+``interface``, see ``Method``.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from selfadapt.dropout import DropoutAfterReLU, check_rate, dropout_layers, seeded
+from selfadapt.episode import Episode
+from selfadapt.images import Image, load_image
+from selfadapt.method import Common, Method, brought_back, check_count, probs_at
+from selfadapt.models.interface import lent
+from selfadapt.norm import Alpha
+from selfadapt.pseudo import fuse
+from selfadapt.result import Result
+from selfadapt.views import SCALES, Size, View, size_of
+
+# one forward pass
+
+
+class SaNOnly(Method):
+    """Mix the image's statistics into BatchNorm, in one forward pass (Bahmani et al., 2023).
+
+    Args:
+        model: Any segmentation network. It is never written to.
+        alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
+        **common: See ``Method``.
+    """
+
+    def __init__(self, model: nn.Module, *, alpha: Alpha = 0.1, **common: Unpack[Common]) -> None:
+        super().__init__(model, alpha=alpha, **common)
+
+    def _segment(self, image: Tensor, size: Size) -> Result:
+        with self._lent_san():
+            logits = Episode(self.model, self.interface).logits(image)
+        logits, notes = self._sound(image, logits)
+        return Result(probs=probs_at(logits, size), notes=notes)
+
+
+class Source(SaNOnly):
+    """Take the network as it was trained (t-BN)."""
+
+    def __init__(self, model: nn.Module, **common: Unpack[Common]) -> None:
+        super().__init__(model, alpha=0.0, **common)
+
+
+class PredictionBN(SaNOnly):
+    """Normalise with the image's statistics alone (p-BN; Nado et al., 2020)."""
+
+    def __init__(self, model: nn.Module, **common: Unpack[Common]) -> None:
+        super().__init__(model, alpha=1.0, **common)
+
+
+# means over several passes
+
+
+class TTA(Method):
+    """Average the predictions over scaled, flipped and gray views (test-time augmentation).
+
+    Args:
+        model: Any segmentation network. It is never written to.
+        alpha: Weight of the image statistics in SaN, 0 to 1; 0: without SaN.
+        scales: Scales of the views, each taken plain and flipped in gray.
+        views: Views to take instead of those that ``scales`` gives.
+        **common: See ``Method``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        alpha: Alpha = 0.1,
+        scales: Sequence[float] = SCALES,
+        views: Iterable[View] | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(model, alpha=alpha, **common)
+        self.views = self._choose_views(scales, views)
+
+    def _segment(self, image: Tensor, size: Size) -> Result:
+        with self._lent_san():
+            network = Episode(self.model, self.interface)
+            fused = fuse(
+                view.undo(network.probs(view.make(image)), size_of(image)) for view in self.views
+            )
+        if not fused.isnan().any():
+            probs = brought_back(fused, size)
+            return Result(probs=probs, fused_probs=probs)
+        logits, notes = self._rescue(image, "the views' predictions are not finite")
+        return Result(probs=probs_at(logits, size), notes=notes)
+
+
+class MCDropout(Method):
+    """Average several passes with dropout switched on (Gal and Ghahramani, 2016).
+
+    Args:
+        model: Any segmentation network. It is never written to.
+        passes: Number of passes.
+        rate: Dropout rate. None: as the network was trained. A network without dropout layers gets
+            dropout after every ReLU, at 0.1 if None.
+        seed: Seed of the random numbers: the same image gives the same result.
+        alpha: Weight of the image statistics in SaN, 0 to 1; 0: without SaN.
+        **common: See ``Method``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        passes: int = 10,
+        rate: float | None = None,
+        seed: int = 0,
+        alpha: Alpha = 0.0,
+        **common: Unpack[Common],
+    ) -> None:
+        check_count("passes", passes, least=1)
+        check_count("seed", seed, least=0)
+        if rate is not None:
+            check_rate(rate)
+        super().__init__(model, alpha=alpha, **common)
+        self.passes, self.rate, self.seed = passes, rate, seed
+        self._layers = dropout_layers(self.model)
+        if not self._layers:
+            self.notes += (self._try_after_relu(),)
+
+    def _segment(self, image: Tensor, size: Size) -> Result:
+        with seeded(self.seed, image.device), self._lent_san(), self._dropout():
+            network = Episode(self.model, self.interface)
+            mean = fuse(network.probs(image) for _ in range(self.passes))
+        if not mean.isnan().any():
+            return Result(probs=brought_back(mean, size))
+        logits, notes = self._rescue(image, "a pass with dropout is not finite")
+        return Result(probs=probs_at(logits, size), notes=notes)
+
+    @contextmanager
+    def _dropout(self) -> Iterator[DropoutAfterReLU | None]:
+        """Switch dropout on in a lent model: its own layers, or one after each ReLU."""
+        if not self._layers:
+            with DropoutAfterReLU(self.rate or 0.1) as after_relu:
+                yield after_relu
+                return
+        for layer in self._layers:
+            layer.training = True
+            layer.p = layer.p if self.rate is None else self.rate
+        yield None
+
+    def _try_after_relu(self) -> str:
+        """Run an empty image with dropout after each ReLU; say how many there are."""
+        image = self._load(torch.zeros(self.interface.channels or 3, 32, 32), normalized=False)
+        after_relu = DropoutAfterReLU(0.1)
+        with torch.inference_mode(False), torch.no_grad(), lent(self.model), after_relu:
+            with seeded(0, image.device):
+                Episode(self.model, self.interface).logits(image)
+        if not after_relu.num:
+            raise ValueError(
+                "MC-dropout needs dropout layers, or ReLUs to put dropout after, and this network "
+                "has neither"
+            )
+        return (
+            "this network was not built with dropout, "
+            f"so {self.rate or 0.1:g} is put after each of its {after_relu.num} ReLUs"
+        )
+
+
+class Ensemble:
+    """Average several networks, each with SaN and, if wanted, over views (Hansen et al., 1990).
+
+    Args:
+        model: The networks, or one.
+        alpha: Weight of the image statistics in SaN, 0 to 1; 0: without SaN.
+        tta: Average each network over views as well, see ``TTA``.
+        scales: Scales of these views, each taken plain and flipped in gray.
+        views: Views to take instead of those that ``scales`` gives.
+        **common: See ``Method``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        *,
+        alpha: Alpha = 0.1,
+        tta: bool = False,
+        scales: Sequence[float] = SCALES,
+        views: Iterable[View] | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        networks = (model,) if isinstance(model, nn.Module) else tuple(model)
+        if not networks:
+            raise ValueError("an ensemble needs at least one network, got none")
+        views = None if views is None else tuple(views)
+        self.members: tuple[Method, ...] = tuple(
+            TTA(network, alpha=alpha, scales=scales, views=views, **common)
+            if tta
+            else SaNOnly(network, alpha=alpha, **common)
+            for network in networks
+        )
+        self.notes = tuple(dict.fromkeys(n for member in self.members for n in member.notes))
+
+    def __repr__(self) -> str:
+        return f"Ensemble of {len(self.members)}, each\n{self.members[0]!r}"
+
+    def __call__(self, image: Image, *, normalized: bool = False) -> Result:
+        """Segment ``image`` with each network, and average their probabilities."""
+        start = time.perf_counter()
+        if not normalized:  # read a file once
+            image = load_image(image, self.members[0].interface.channels or 3)
+        results = [member(image, normalized=normalized) for member in self.members]
+        classes = [len(result.probs) for result in results]
+        if len(set(classes)) > 1:
+            raise ValueError(
+                f"the networks of an ensemble must have the same classes, got {classes} of them"
+            )
+        sources = [result.source_probs for result in results if result.source_probs is not None]
+        fused = [result.fused_probs for result in results if result.fused_probs is not None]
+        return Result(
+            probs=_mean(result.probs for result in results),
+            source_probs=_mean(sources) if len(sources) == len(results) else None,
+            fused_probs=_mean(fused) if len(fused) == len(results) else None,
+            seconds=time.perf_counter() - start,
+            notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+        )
+
+
+def _mean(maps: Iterable[Tensor]) -> Tensor:
+    """Average maps that may lie on several devices."""
+    maps = list(maps)
+    return fuse(each.to(maps[0].device) for each in maps)

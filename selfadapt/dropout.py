@@ -1,0 +1,115 @@
+"""Monte-Carlo dropout: dropout after every ReLU (Gal and Ghahramani, 2016; paper Table 2b).
+
+``add_dropout`` builds it into a network that is to be trained with it. ``DropoutAfterReLU`` puts it
+into a network for the length of a ``with`` block, wherever a ReLU is computed, and changes nothing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+RELUS = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
+
+
+def check_rate(rate: float) -> None:
+    """Raise ValueError unless this is a dropout rate."""
+    if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < rate < 1:
+        raise ValueError(f"the dropout rate must lie between 0 and 1, got {rate!r}")
+
+
+def add_dropout(model: nn.Module, rate: float = 0.1) -> int:
+    """Put dropout after every ReLU layer of ``model``, in place; return how many there are.
+
+    No name in the state_dict changes. A network that has dropout after its ReLUs already gets the
+    new rate there.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+        >>> add_dropout(model, 0.1)
+        1
+    """
+    check_rate(rate)
+    num = 0
+    for module in list(model.modules()):
+        if isinstance(module, ReLUWithDropout):
+            module.dropout.p = rate
+            num += 1
+            continue
+        for name, child in module.named_children():
+            if type(child) is nn.ReLU:
+                setattr(module, name, ReLUWithDropout(child, rate))
+                num += 1
+    if not num:
+        raise ValueError(
+            "dropout goes after ReLU layers, and this network has none; does it call F.relu "
+            "instead? Then build dropout into it by hand"
+        )
+    return num
+
+
+class ReLUWithDropout(nn.Module):
+    """A ReLU followed by dropout."""
+
+    def __init__(self, relu: nn.ReLU, rate: float) -> None:
+        super().__init__()
+        self.relu = relu
+        self.dropout = nn.Dropout(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``, rectified and thinned out."""
+        return self.dropout(self.relu(x))
+
+
+def dropout_layers(model: nn.Module) -> list[_DropoutNd]:
+    """Return the dropout layers of a network that do anything in training."""
+    layers = (module for module in model.modules() if isinstance(module, _DropoutNd))
+    return [layer for layer in layers if layer.p > 0]
+
+
+class DropoutAfterReLU(TorchFunctionMode):
+    """Follows every ReLU that is computed inside a ``with`` block, by layer or by function.
+
+    Example:
+        >>> with DropoutAfterReLU(0.5) as dropout:
+        ...     y = nn.ReLU()(torch.ones(2, 2)) + torch.ones(2, 2).relu()
+        >>> dropout.num
+        2
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.num = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run ``func``, and drop some of what a ReLU returns."""
+        output = func(*args, **(kwargs or {}))
+        if func not in RELUS:
+            return output
+        self.num += 1
+        return F.dropout(output, self.rate, training=True)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Let random numbers start from ``seed``; outside, they go on as if none had been drawn."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

@@ -1,0 +1,221 @@
+"""Methods that go by the entropy of the prediction: the surer, the better.
+
+H(p) = - sum_c p_c log p_c, averaged over the pixels
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from selfadapt.episode import Episode, Gradients
+from selfadapt.method import Common, Method, brought_back, check_steps, probs_at
+from selfadapt.models.families import Selection, adapted_parameters, normalisation_parameters
+from selfadapt.norm import Alpha, check_alpha, find_san, lent_san
+from selfadapt.pseudo import fuse
+from selfadapt.result import Result
+from selfadapt.views import SCALES, Size, View, size_of
+
+ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""The mixes that InTEnt averages over."""
+
+
+def mean_entropy(logits: Tensor) -> Tensor:
+    """Return the entropy of the predictions ``(1, C, H, W)``, averaged over the pixels.
+
+    Example:
+        >>> mean_entropy(torch.zeros(1, 2, 3, 3))
+        tensor(0.6931)
+    """
+    log_probs = logits.log_softmax(dim=1).clamp_min(-80)  # a class may be ruled out with -inf
+    return -(log_probs.exp() * log_probs).sum(dim=1).mean()
+
+
+class EntropyMin(Method):
+    """Minimise the entropy of the prediction on the layers self-adaptation tunes (Table 5b).
+
+    Args:
+        model: Any segmentation network. It is never written to.
+        steps: Number of steps.
+        lr: Learning rate of the steps.
+        alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
+        adapt: Name patterns of the layers to adapt. None: the network's default.
+        **common: See ``Method``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        steps: int = 10,
+        lr: float = 0.005,
+        alpha: Alpha = 0.1,
+        adapt: Sequence[str] | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        check_steps(steps, lr)
+        super().__init__(model, alpha=alpha, **common)
+        self.steps, self.lr = steps, lr
+        self.selection = self._select(adapt)
+        self.notes += self.selection.notes
+
+    def _select(self, adapt: Sequence[str] | None) -> Selection:
+        return adapted_parameters(self.model, adapt)
+
+    def _segment(self, image: Tensor, size: Size) -> Result:
+        with self._lent_san():
+            network = Episode(self.model, self.interface, self.selection.names)
+            with self._loop_statistics():
+                losses = [network.step(image, mean_entropy, self.lr) for _ in range(self.steps)]
+            logits = network.logits(image)
+        logits, notes = self._sound(image, logits)
+        return Result(probs=probs_at(logits, size), losses=tuple(map(float, losses)), notes=notes)
+
+
+class Tent(EntropyMin):
+    """Minimise the entropy by BatchNorm's scale and shift alone (Tent; Wang et al., 2021).
+
+    Episodic: every image starts from the source weights. The prediction is made after the last
+    step; the original gives the one before it.
+
+    Args:
+        model: Any segmentation network. It is never written to.
+        steps: Number of steps.
+        lr: Learning rate of the steps.
+        alpha: Weight of the image statistics in SaN, 0 to 1; the original has 1.
+        **common: See ``Method``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        steps: int = 10,
+        lr: float = 0.01,
+        alpha: Alpha = 0.1,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(model, steps=steps, lr=lr, alpha=alpha, **common)
+
+    def _select(self, adapt: Sequence[str] | None) -> Selection:
+        return normalisation_parameters(self.model)
+
+
+class MEMO(Method):
+    """Minimise the entropy of the mean prediction over views (MEMO; Zhang et al., 2022).
+
+    Views are undone before they are averaged, as a pixel's class does not change with them. The
+    mean is made first, without gradients; then each view adds its share of the gradient by itself.
+    The result is the same as with all views at once, and the memory that of one.
+
+    Args:
+        model: Any segmentation network. It is never written to.
+        steps: Number of steps.
+        lr: Learning rate of the steps.
+        alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
+        adapt: Name patterns of the layers to adapt. None: the network's default.
+        scales: Scales of the views, each taken plain and flipped in gray.
+        views: Views to take instead of those that ``scales`` gives.
+        **common: See ``Method``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        steps: int = 1,
+        lr: float = 0.01,
+        alpha: Alpha = 0.1,
+        adapt: Sequence[str] | None = None,
+        scales: Sequence[float] = SCALES,
+        views: Iterable[View] | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        check_steps(steps, lr)
+        super().__init__(model, alpha=alpha, **common)
+        self.steps, self.lr = steps, lr
+        self.selection = adapted_parameters(self.model, adapt)
+        self.notes += self.selection.notes
+        self.views = self._choose_views(scales, views)
+
+    def _segment(self, image: Tensor, size: Size) -> Result:
+        with self._lent_san():
+            network = Episode(self.model, self.interface, self.selection.names)
+            losses = [float(self._step(network, image)) for _ in range(self.steps)]
+            logits = network.logits(image)
+        logits, notes = self._sound(image, logits)
+        return Result(probs=probs_at(logits, size), losses=tuple(losses), notes=notes)
+
+    def _step(self, network: Episode, image: Tensor) -> Tensor:
+        """Take one step on the entropy of the mean, view by view; return that entropy."""
+        size = size_of(image)
+        mean = fuse(view.undo(network.probs(view.make(image)), size) for view in self.views)
+        log_mean = mean.clamp_min(1e-30).log()
+        slope = -(log_mean + 1) / (mean[0].numel() * len(self.views))  # dH / d(a view's probs)
+        total: Gradients = [None] * len(network.tuned)
+        for view in self.views:
+
+            def share(logits: Tensor, view: View = view) -> Tensor:
+                return (view.undo(logits[0].softmax(dim=0), size) * slope).sum()
+
+            total = _sum(total, network.gradients(view.make(image), share)[1])
+        network.descend(total, self.lr)
+        return -(mean * log_mean).sum(dim=0).mean()
+
+
+class InTEnt(Method):
+    """Mix predictions with several alphas by their entropy, none to choose (Dong et al., 2024).
+
+    The original segments an object from its background and weighs both alike; here every class that
+    is predicted counts alike. As there, the entropies of one image are stretched to [0, 1] before
+    the softmax, so that the surest alpha weighs e times as much as the least sure.
+
+    Args:
+        model: Any segmentation network. It is never written to.
+        alphas: Weights of the image statistics in SaN to predict with.
+        **common: See ``Method``.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, alphas: Sequence[float] = ALPHAS, **common: Unpack[Common]
+    ) -> None:
+        if isinstance(alphas, str) or not isinstance(alphas, Sequence) or not alphas:
+            raise ValueError(f"alphas must be a list of numbers in [0, 1], got {alphas!r}")
+        for alpha in alphas:
+            check_alpha(alpha)
+        super().__init__(model, alpha=max(alphas), **common)
+        self.alphas = tuple(alphas)
+        self._mixes = [find_san(self.model, alpha) for alpha in alphas]
+
+    def _segment(self, image: Tensor, size: Size) -> Result:
+        predictions = []
+        for mix in self._mixes:
+            with lent_san(self.model, mix):
+                predictions.append(Episode(self.model, self.interface).probs(image))
+        predictions = [probs for probs in predictions if not probs.isnan().any()]
+        if not predictions:
+            raise ValueError("the network's predictions for this image are not finite")
+        weights = _weights(torch.stack([_balanced_entropy(probs) for probs in predictions]))
+        mean = sum(weight * probs for weight, probs in zip(weights, predictions, strict=True))
+        return Result(probs=brought_back(mean, size))
+
+
+def _balanced_entropy(probs: Tensor) -> Tensor:
+    """Return the entropy of ``(C, H, W)``, averaged over each class's pixels, then the classes."""
+    entropy = torch.special.entr(probs).sum(dim=0).flatten()
+    label = probs.argmax(dim=0).flatten()
+    sums = torch.zeros(len(probs)).to(probs).index_add(0, label, entropy)
+    counts = torch.bincount(label, minlength=len(probs))
+    return (sums / counts)[counts > 0].mean()
+
+
+def _weights(entropies: Tensor) -> Tensor:
+    """Turn one entropy for each alpha into weights that sum to one, the lowest weighing most."""
+    least, most = entropies.aminmax()
+    return ((most - entropies) / (most - least).clamp_min(1e-12)).softmax(dim=0)
+
+
+def _sum(these: Gradients, those: Gradients) -> Gradients:
+    pairs = zip(these, those, strict=True)
+    return [b if a is None else a if b is None else a + b for a, b in pairs]

@@ -1,0 +1,290 @@
+"""The contract every method keeps: one image in, one result out, and the network as it was.
+
+A method says in ``_segment`` what it does with the image. All else is the same for every method and
+stands here: what comes in becomes a raw tensor of a size that can be dealt with, the network is
+lent out, times and notes are taken, and a prediction that is worthless falls back to a simpler one.
+"""
+
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from math import sqrt
+from numbers import Integral, Real
+from typing import Literal, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from selfadapt.episode import Episode
+from selfadapt.images import Image, load_image
+from selfadapt.models.detect import detect
+from selfadapt.models.interface import Interface, lent
+from selfadapt.names import nearest
+from selfadapt.norm import Alpha, find_san, image_statistics, lent_san
+from selfadapt.result import Result
+from selfadapt.views import OfficialView, Size, View, pil_resize, resize, size_of, usable_views
+
+ModeName = Literal["paper", "official"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What the two modes differ in: the paper as written, and the released code as it behaves."""
+
+    drift: float | None
+    """Momentum of the running statistics inside a loop of steps; None: SaN with alpha, no drift."""
+    strict: bool
+    """A pseudo-label must exceed its threshold, not only reach it."""
+    view: type[View]
+    """How views are resampled."""
+    size: Size | None
+    """What larger images are resized to; None: down to the budget, with their aspect ratio."""
+
+
+MODES = {
+    "paper": Mode(drift=None, strict=False, view=View, size=None),
+    "official": Mode(drift=0.1, strict=True, view=OfficialView, size=(1024, 2048)),
+}
+MAX_PIXELS = 1024 * 2048
+
+
+class Common(TypedDict, total=False):
+    """Settings that every method takes, see ``Method``."""
+
+    mode: ModeName
+    max_pixels: int | None
+    compare: bool
+    interface: Interface | None
+
+
+class Method(ABC):
+    """Segments one image at a time with one network, which it never writes to.
+
+    Args:
+        model: Any segmentation network.
+        alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
+        mode: ``paper`` or ``official``, see ``Mode``.
+        max_pixels: Larger images are scaled down to this many pixels, and the result is brought
+            back. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
+        compare: Also predict with the network as trained, for before and after.
+        interface: What the network takes and gives, where that is not found out by itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        alpha: Alpha = 0.1,
+        mode: ModeName = "paper",
+        max_pixels: int | None = None,
+        compare: bool = True,
+        interface: Interface | None = None,
+    ) -> None:
+        _check_model(model)
+        _check_size(mode, max_pixels)
+        self.model = _unwrapped(model)
+        self.mode = mode
+        self.max_pixels = max_pixels or MAX_PIXELS
+        self.compare = compare
+        self.alpha = alpha
+        self.san = find_san(self.model, alpha)
+        self.interface = detect(self.model, interface)
+        self.notes = self._model_notes()
+
+    def __repr__(self) -> str:
+        known = (name for name in inspect.signature(type(self)).parameters if name in vars(self))
+        shown = [name for name in known if name not in ("model", "views", "interface")]
+        settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+        text = f"{type(self).__name__}({type(self.model).__name__}, {settings})"
+        if views := getattr(self, "views", None):
+            text += f"\n  views: {', '.join(map(str, views))}"
+        if selection := getattr(self, "selection", None):
+            text += f"\n  layers: {selection.reason}"
+        text += f"\n  normalisation: {self.san}"
+        channels, mean, std = self.interface.channels, self.interface.mean, self.interface.std
+        return f"{text}\n  input: {channels} channels, mean {mean}, std {std}"
+
+    def __call__(self, image: Image, *, normalized: bool = False) -> Result:
+        """Segment ``image``.
+
+        Args:
+            image: A path, a PIL image, an array ``(H, W, C)`` or a tensor ``(C, H, W)``, raw.
+            normalized: ``image`` is a float tensor with the network's normalisation applied.
+
+        Returns:
+            Probabilities at the image's own size, and what led to them.
+        """
+        start = time.perf_counter()
+        with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), lent(self.model):
+            whole = self._load(image, normalized)
+            image = self._within_budget(whole)
+            source = self._source(image) if self.compare else None
+            result = self._segment(image, size_of(whole))
+            if source is not None:
+                result = _with_source(result, source, size_of(whole))
+            if whole.is_cuda:
+                torch.cuda.synchronize(whole.device)
+        notes = self.notes + result.notes
+        if size_of(image) != size_of(whole):
+            notes += (f"segmented at {_text(image)}, the image is {_text(whole)}",)
+        return replace(result, seconds=time.perf_counter() - start, notes=notes)
+
+    @abstractmethod
+    def _segment(self, image: Tensor, size: Size) -> Result:
+        """Segment a raw image ``(C, H, W)``; the result's maps have the given size."""
+
+    def _choose_views(
+        self, scales: Sequence[float], views: Iterable[View] | None
+    ) -> tuple[View, ...]:
+        """Return the views to take, and note it where they cannot be what was asked for."""
+        channels = self.interface.channels
+        if channels != 3:
+            self.notes += (f"input channels: {channels}, so no view is turned gray",)
+        return usable_views(scales, views, MODES[self.mode].view, channels)
+
+    def _source(self, image: Tensor) -> Tensor:
+        """Return the logits ``(1, C, H, W)`` of the network as trained."""
+        return Episode(self.model, self.interface).logits(image)
+
+    def _lent_san(self) -> AbstractContextManager[None]:
+        """Lend the network SaN with the method's alpha."""
+        return lent_san(self.model, self.san)
+
+    def _loop_statistics(self) -> AbstractContextManager[None]:
+        """Set the statistics BatchNorm uses in a loop of steps, which the modes differ in."""
+        drift = MODES[self.mode].drift
+        return nullcontext() if drift is None else image_statistics(self.model, drift)
+
+    def _sound(
+        self, image: Tensor, logits: Tensor, trouble: str | None = None
+    ) -> tuple[Tensor, tuple[str, ...]]:
+        """Return the logits, or where they are worthless those of a simpler way, with notes."""
+        if trouble is None and finite(logits):
+            return logits, ()
+        return self._rescue(image, trouble or "the adapted prediction is not finite")
+
+    def _rescue(self, image: Tensor, trouble: str) -> tuple[Tensor, tuple[str, ...]]:
+        """Return the logits of SaN, or else of the source network, and a note of what happened."""
+        with self._lent_san():
+            logits = Episode(self.model, self.interface).logits(image)
+        if finite(logits):
+            return logits, (f"{trouble}: this is the prediction with SaN, without adaptation",)
+        logits = self._source(image)
+        if finite(logits):
+            note = f"{trouble}, nor is SaN's: this is the prediction of the network as trained"
+            return logits, (note,)
+        raise ValueError("the network's own prediction for this image is not finite")
+
+    def _load(self, image: Image, normalized: bool) -> Tensor:
+        loaded = load_image(image, self.interface.channels or 3, normalized=normalized)
+        weights = (p for p in self.model.parameters() if p.is_floating_point())
+        weight = next(weights, torch.empty(0))
+        loaded = loaded.to(weight.device, torch.promote_types(weight.dtype, torch.float32))
+        return self.interface.denormalize(loaded) if normalized else loaded
+
+    def _within_budget(self, image: Tensor) -> Tensor:
+        height, width = size_of(image)
+        shrink = sqrt(self.max_pixels / (height * width))
+        if shrink >= 1:
+            return image
+        if (size := MODES[self.mode].size) is not None:
+            return pil_resize(image, size)
+        return resize(image, (max(1, int(height * shrink)), max(1, int(width * shrink))))
+
+    def _model_notes(self) -> tuple[str, ...]:
+        notes = []
+        if not self.san.converted and self.alpha != 0:
+            notes.append(str(self.san))
+        if self.interface.size is not None:
+            height, width = self.interface.size
+            notes.append(f"the network takes {width}x{height} pixels only: images are resized")
+        return tuple(notes)
+
+
+def probs_at(logits: Tensor, size: Size) -> Tensor:
+    """Return class probabilities ``(C, H, W)`` at a size, from scores ``(1, C, h, w)``."""
+    return brought_back(logits[0], size).softmax(dim=0)
+
+
+def brought_back(maps: Tensor, size: Size) -> Tensor:
+    """Bring ``(C, h, w)`` to the image's own size."""
+    if size_of(maps) == size:
+        return maps
+    return F.interpolate(maps[None], size, mode="bilinear", align_corners=False)[0]
+
+
+def finite(logits: Tensor) -> bool:
+    """Say whether scores ``(1, C, H, W)`` make probabilities; single classes may be -inf."""
+    return not bool(logits.softmax(dim=1).isnan().any())
+
+
+def check_steps(steps: int, lr: float | None) -> None:
+    """Raise ValueError unless these are a number of steps and a learning rate."""
+    check_count("steps", steps, least=0)
+    if lr is not None and not (isinstance(lr, Real) and 0 < lr < float("inf")):
+        raise ValueError(f"lr must be a positive number, got {lr!r}")
+
+
+def check_count(name: str, value: int, least: int) -> None:
+    """Raise ValueError unless ``value`` is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise ValueError(f"{name} must be a whole number, {least} or more, got {value!r}")
+
+
+def _with_source(result: Result, source: Tensor, size: Size) -> Result:
+    if not finite(source):
+        note = "the source network's prediction is not finite"
+        return replace(result, notes=(*result.notes, note))
+    return replace(result, source_probs=probs_at(source, size))
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the network behind torch.compile or a wrapper for several devices."""
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return _unwrapped(model.module)
+    return model
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "a TorchScript model cannot be adapted, its weights are fixed; give the nn.Module "
+            "it was made from"
+        )
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(isinstance(t, nn.UninitializedParameter | nn.UninitializedBuffer) for t in tensors):
+        raise ValueError("this model has lazy layers without weights yet; run it on an image once")
+    if any(t.is_meta for t in tensors):
+        raise ValueError("this model has weights on the meta device, which hold no numbers")
+
+
+def _check_size(mode: str, max_pixels: int | None) -> None:
+    if mode not in MODES:
+        guess = nearest(str(mode), MODES)
+        raise ValueError(f"unknown mode {mode!r};{guess} known: {', '.join(MODES)}")
+    if max_pixels is not None and mode == "official":
+        raise ValueError("max_pixels cannot be set in official mode, which has 1024 x 2048")
+    if max_pixels is not None and not (isinstance(max_pixels, Integral) and max_pixels > 0):
+        raise ValueError(f"max_pixels must be a positive whole number, got {max_pixels!r}")
+
+
+def _uncached_autocast() -> torch.autocast:
+    """Keep the caller's autocast, but not its cache: that would hold weights of before a step."""
+    device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+    return torch.autocast(
+        device,
+        dtype=torch.get_autocast_dtype(device),
+        enabled=torch.is_autocast_enabled(device),
+        cache_enabled=False,
+    )
+
+
+def _text(image: Tensor) -> str:
+    return f"{image.shape[-1]}x{image.shape[-2]}"
