@@ -1,6 +1,7 @@
-"""Accuracy of source, SaN, TTA and self-adaptation on a folder of images with labels.
+"""Accuracy, calibration and time of any methods on a folder of images with labels.
 
-    python benchmarks/street.py DOMAIN --weights FILE -o rows.csv --run official --run paper:0.01
+    python benchmarks/street.py DOMAIN --weights FILE -o rows.csv
+    python benchmarks/street.py DOMAIN --weights FILE --run san --run tent:lr=0.01,alpha=1
 
 DOMAIN holds ``images/NAME.jpg`` and ``labels/NAME.png`` (Cityscapes train ids). Classes are merged
 into the space a CARLA-trained network can know: riders are persons, all vehicles are cars. Images
@@ -8,10 +9,12 @@ are enlarged to twice their size by PIL, probabilities are brought back before t
 """
 
 import argparse
+import ast
 import csv
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +22,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from selfadapt import SelfAdapt, create_model
+from selfadapt import METHODS, create_method, create_model
 from selfadapt.images import load_image
+from selfadapt.methods import Segments
 from selfadapt.metrics import calibration_bins, confusion_matrix, ece, iou, merge_classes
-from selfadapt.result import Result
 
 MERGES = {12: 11, 14: 13, 15: 13, 16: 13, 17: 13, 18: 13}
 ENLARGE = 2
@@ -48,9 +51,9 @@ class Score:
         self.seconds.append(seconds)
 
 
-def read_pairs(root: Path, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+def read_pairs(root: Path, device: str, every: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each enlarged image ``(3, H, W)`` with its label at the stored size."""
-    paths = sorted((root / "images").iterdir())
+    paths = sorted((root / "images").iterdir())[::every]
     if not paths:
         raise SystemExit(f"there are no images in {root / 'images'}")
     for path in paths:
@@ -64,18 +67,20 @@ def read_pairs(root: Path, device: str) -> Iterator[tuple[Tensor, Tensor]]:
         yield image.to(device), label
 
 
-def evaluate(root: Path, methods: dict[str, SelfAdapt], device: str) -> dict[str, Score]:
-    """Run every method on every image; the first gives source, SaN and TTA too."""
-    scores = {name: Score() for name in ("source", "san", "tta", *methods)}
-    first = next(iter(methods.values()))
-    san = SelfAdapt(first.model, steps=0, mode="official")
-    for image, label in read_pairs(root, device):
-        plain: Result = san(image)
-        assert plain.source_probs is not None
-        assert plain.fused_probs is not None
-        scores["source"].add(label, plain.source_probs, 0)
-        scores["san"].add(label, plain.probs, 0)
-        scores["tta"].add(label, plain.fused_probs, 0)
+def parse_run(run: str) -> tuple[str, dict[str, Any]]:
+    """Split ``METHOD:key=value,...`` into a method's name and its settings."""
+    name, _, text = run.partition(":")
+    pairs = [pair.split("=") for pair in text.split(",") if pair]
+    words = {"paper", "official"}
+    return name, {k: v if v in words else ast.literal_eval(v) for k, v in pairs}
+
+
+def evaluate(
+    methods: dict[str, Segments], pairs: Iterator[tuple[Tensor, Tensor]]
+) -> dict[str, Score]:
+    """Run every method on every image."""
+    scores = {name: Score() for name in methods}
+    for image, label in pairs:
         for name, method in methods.items():
             result = method(image)
             scores[name].add(label, result.probs, result.seconds)
@@ -88,19 +93,23 @@ def main() -> None:
     parser.add_argument("domain", type=Path)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--dilation", default="released")
-    parser.add_argument("--run", action="append", default=[], help="MODE or MODE:LR")
+    parser.add_argument(
+        "--run", action="append", default=[], help="METHOD or METHOD:key=value,...; default: all"
+    )
+    parser.add_argument("--every", type=int, default=1, help="take every N-th image only")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     model = create_model(
         "deeplabv1_resnet50", style="caffe", dilation=args.dilation, weights=args.weights
     ).to(args.device)
+    runs = ["source", *(run for run in args.run or METHODS if run != "source")]
     methods = {}
-    for run in args.run or ["official", "paper"]:
-        mode, _, lr = run.partition(":")
-        methods[run] = SelfAdapt(model, mode=mode, lr=float(lr) if lr else None, compare=False)
+    for run in runs:
+        name, settings = parse_run(run)
+        methods[run] = create_method(name, model, compare=False, **settings)
     start = time.perf_counter()
-    scores = evaluate(args.domain, methods, args.device)
+    scores = evaluate(methods, read_pairs(args.domain, args.device, args.every))
     baseline = torch.tensor(scores["source"].image_iou)
     rows = [["method", "mIoU", "ECE", "images made worse", "ms"]]
     for name, score in scores.items():

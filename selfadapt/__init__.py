@@ -10,7 +10,7 @@ result.label                             # (H, W); the model is as it was
 from selfadapt.adapt import SelfAdapt
 from selfadapt.dropout import add_dropout
 from selfadapt.methods import METHODS, create_method
-from selfadapt.models import MODELS, Interface, create_model, load_model, save_model
+from selfadapt.models import MODELS, Interface, create_model, load_model, open_model, save_model
 from selfadapt.norm import apply_san, remove_san, san
 from selfadapt.pseudo import fuse, pseudo_label
 from selfadapt.result import Result
@@ -32,6 +32,7 @@ __all__ = [
     "every_view",
     "fuse",
     "load_model",
+    "open_model",
     "paper_views",
     "pseudo_label",
     "remove_san",

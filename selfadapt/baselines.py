@@ -155,8 +155,8 @@ class MCDropout(Method):
         """Run an empty image with dropout after each ReLU; say how many there are."""
         image = self._load(torch.zeros(self.interface.channels or 3, 32, 32), normalized=False)
         after_relu = DropoutAfterReLU(0.1)
-        with torch.inference_mode(False), torch.no_grad(), lent(self.model), after_relu:
-            with seeded(0, image.device):
+        with torch.inference_mode(False), torch.no_grad(), seeded(0, image.device):  # noqa: SIM117
+            with lent(self.model), after_relu:
                 Episode(self.model, self.interface).logits(image)
         if not after_relu.num:
             raise ValueError(

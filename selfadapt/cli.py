@@ -4,24 +4,30 @@ Exit codes: 0 done, 1 done in part, 2 asked wrongly.
 """
 
 import sys
+import warnings
+from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docstring_parser
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from selfadapt import SelfAdapt, __version__, load_model
+from selfadapt import METHODS, MODELS, __version__, create_method, create_model, open_model
 from selfadapt.demo import demo
+from selfadapt.method import Method
+from selfadapt.methods import Segments, check_method, settings_of
+from selfadapt.models.families import adapted_parameters
+from selfadapt.norm import find_san
 from selfadapt.predict import find_images, plan_outputs, predict
-from selfadapt.views import SCALES
 
-USER_ERRORS = (ValueError, OSError)
-NOT_FLAGS = {"model", "views", "interface", "compare"}
-OWN_FLAGS = {"scales", "adapt", "max_pixels"}
+USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
+NOT_FLAGS = {"views", "interface", "compare"}
+LISTS: dict[Any, type] = {Sequence[float]: float, Sequence[str] | None: str}
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,9 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run one verb and exit with its code."""
     parsed = _parser().parse_args(None if args is None else list(args))
     try:
-        code = VERBS[parsed.verb].run(parsed[parsed.verb])
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda text, *_, **__: print(f"note: {text}", file=sys.stderr)
+            code = VERBS[parsed.verb].run(parsed[parsed.verb])
     except USER_ERRORS as error:
         print(f"selfadapt {parsed.verb}: {error}", file=sys.stderr)
         code = 2
@@ -67,22 +75,47 @@ def _parser() -> ArgumentParser:
 def _predict_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="Image files, or folders.")
     parser.add_argument(
-        "--model", type=Path, required=True, metavar="FILE", help="Network saved by save_model."
+        "--model",
+        nargs="+",
+        required=True,
+        metavar="MODEL",
+        help="A file saved by save_model; or a name or address, see selfadapt models. Several for "
+        "--method ensemble.",
+    )
+    parser.add_argument("--weights", metavar="FILE", help="Weights for a model given by name.")
+    parser.add_argument(
+        "--classes", metavar="CLASSES", help="Their number, or the name of a class space."
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="Run code of your own at --model MODULE:FUNCTION."
     )
     _output_arguments(parser)
     parser.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one."
     )
-    parser.add_class_arguments(SelfAdapt, skip=NOT_FLAGS | OWN_FLAGS)
     parser.add_argument(
-        "--scales", nargs="+", type=float, default=list(SCALES), help="Scales of the views."
+        "--method", default="self-adapt", metavar="NAME", help="See selfadapt methods."
     )
-    parser.add_argument(
-        "--adapt", nargs="+", type=str, metavar="NAME", help="Layers to adapt, such as layer4."
-    )
-    parser.add_argument(
-        "--max-pixels", type=int, metavar="N", help="Scale larger images down to N pixels."
-    )
+    settings = parser.add_argument_group("settings of the method")
+    for name, setting in _settings().items():
+        settings.add_argument(f"--{name.replace('_', '-')}", default=SUPPRESS, **setting)
+
+
+def _settings() -> dict[str, dict[str, Any]]:
+    """Return every setting of every method that can be given by flag, and how it is parsed."""
+    found: dict[str, dict[str, Any]] = {}
+    for method in METHODS:
+        texts = _setting_texts(method)
+        for name, parameter in settings_of(method).items():
+            if name not in NOT_FLAGS | set(found):
+                kind = parameter.annotation
+                shape = {"nargs": "+", "type": LISTS[kind]} if kind in LISTS else {"type": kind}
+                owners = [other for other in METHODS if name in settings_of(other)]
+                text = texts[name]
+                if len(owners) < len(METHODS):
+                    text += f" Of {', '.join(owners)}."
+                found[name] = {**shape, "metavar": name.upper(), "help": text}
+    return found
 
 
 def _output_arguments(parser: ArgumentParser) -> None:
@@ -95,17 +128,14 @@ def _output_arguments(parser: ArgumentParser) -> None:
 def _predict(args: Namespace) -> int:
     images = find_images(args.images)
     bases = plan_outputs(images, args.output, overwrite=args.overwrite)
-    model: Any = load_model(args.model).to(_device(args.device))
-    shared = ("images", "model", "output", "overwrite", "device")
-    settings = {name: value for name, value in vars(args).items() if name not in shared}
-    method = SelfAdapt(model, compare=False, **settings)
+    method, classes = _method(args)
     args.output.mkdir(parents=True, exist_ok=True)
     failures, notes = [], dict.fromkeys(method.notes)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task("adapting", total=len(images))
-        for path, result in predict(method, images, bases, model.spec.classes):
+        task = progress.add_task(args.method, total=len(images))
+        for path, result in predict(method, images, bases, classes):
             if isinstance(result, Exception):
                 failures.append(str(result) if str(path) in str(result) else f"{path}: {result}")
             else:
@@ -117,6 +147,24 @@ def _predict(args: Namespace) -> int:
         print(f"not done: {failure}", file=sys.stderr)
     print(f"{len(images) - len(failures)} of {len(images)} images segmented, see {args.output}")
     return 1 if failures else 0
+
+
+def _method(args: Namespace) -> tuple[Segments, tuple[str, ...]]:
+    """Return the method that is asked for, and the names of its network's classes."""
+    given = {name: args[name] for name in _settings() if name in args}
+    check_method(args.method, given)
+    if len(args.model) > 1 and args.method != "ensemble":
+        raise ValueError(f"--method {args.method} takes one --model, got {len(args.model)}")
+    classes = args.classes
+    if classes is not None and classes.isdigit():
+        classes = int(classes)
+    device = _device(args.device)
+    models: list[Any] = [
+        open_model(place, weights=args.weights, classes=classes, trust=args.trust).to(device)
+        for place in args.model
+    ]
+    network = models if args.method == "ensemble" else models[0]
+    return create_method(args.method, network, compare=False, **given), models[0].spec.classes
 
 
 def _device(name: str) -> torch.device:
@@ -131,17 +179,89 @@ def _device(name: str) -> torch.device:
         raise ValueError(f"there is no device {name!r} here, use --device cpu") from error
 
 
+def _methods_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="Show the settings of one.")
+
+
+def _methods(args: Namespace) -> int:
+    if args.name is None:
+        for name, method in METHODS.items():
+            print(f"{name:12} {_summary(method)}")
+        return 0
+    check_method(args.name, {})
+    print(f"{args.name}: {_summary(METHODS[args.name])}")
+    texts = _setting_texts(args.name)
+    for name, parameter in settings_of(args.name).items():
+        print(f"  {name:12} {parameter.default!r:20} {texts[name]}")
+    return 0
+
+
+def _setting_texts(method: str) -> dict[str, str]:
+    """Return what each setting of a method means, from the docstrings of the classes."""
+    texts = {}
+    for owner in (Method, METHODS[method]):
+        for parameter in docstring_parser.parse(owner.__doc__ or "").params:
+            text = " ".join((parameter.description or "").split())
+            texts[parameter.arg_name] = text.replace("``", "")
+    return {setting: texts[setting] for setting in settings_of(method)}
+
+
+def _summary(method: type) -> str:
+    """Return the first line of what a method says about itself."""
+    return (method.__doc__ or "").split("\n")[0]
+
+
+def _models(args: Namespace) -> int:
+    for name, architecture in MODELS.items():
+        try:
+            with torch.device("meta"):
+                model = create_model(name)
+        except ModuleNotFoundError as error:
+            print(f"{name}: {error}\n")
+            continue
+        millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+        print(f"{name}: output stride {architecture.stride}, ImageNet preprocessing")
+        print(
+            f"  parameters  {millions:.2f} M with 19 classes; published: {architecture.published}"
+        )
+        print(f"  adapts      {adapted_parameters(model).reason}")
+        print(f"  SaN         {find_san(model, 0.1)}")
+        for option, values in architecture.options.items():
+            print(f"  {option:11} {' | '.join(values)}")
+        print()
+    print(ADDRESSES)
+    return 0
+
+
 def _demo(args: Namespace) -> int:
     demo(args.output, overwrite=args.overwrite)
     return 0
 
 
+ADDRESSES = """any other network, by address:
+  torchvision:deeplabv3_resnet50    a segmentation network of torchvision
+  smp:Unet/resnet34                 any of segmentation-models-pytorch; timm's encoders are tu-NAME
+  hf:OWNER/NAME or hf:FOLDER        a network on the Hugging Face hub, or in a folder
+  my_module:my_function             code of your own on the Python path; needs --trust"""
+
 VERBS = {
     "predict": Verb(
-        "Segment images with a network that adapts itself to each.",
+        "Segment images, by self-adaptation or another method.",
         "selfadapt predict street.jpg --model net.safetensors -o masks",
         _predict_arguments,
         _predict,
+    ),
+    "methods": Verb(
+        "List the methods, or the settings of one.",
+        "selfadapt methods tent",
+        _methods_arguments,
+        _methods,
+    ),
+    "models": Verb(
+        "List the networks that can be created by name, and how others are addressed.",
+        "selfadapt models",
+        lambda parser: None,
+        _models,
     ),
     "demo": Verb(
         "Train a small network on one look of a drawn world, and adapt it to another.",

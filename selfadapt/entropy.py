@@ -49,7 +49,7 @@ class EntropyMin(Method):
         model: nn.Module,
         *,
         steps: int = 10,
-        lr: float = 0.005,
+        lr: float = 0.0005,
         alpha: Alpha = 0.1,
         adapt: Sequence[str] | None = None,
         **common: Unpack[Common],

@@ -67,7 +67,8 @@ class Method(ABC):
     Args:
         model: Any segmentation network.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
-        mode: ``paper`` or ``official``, see ``Mode``.
+        mode: ``paper``: as written there; ``official``: size cap, resampling of views, thresholds
+            and the statistics inside a loop of steps are those of the released code.
         max_pixels: Larger images are scaled down to this many pixels, and the result is brought
             back. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
         compare: Also predict with the network as trained, for before and after.

@@ -8,7 +8,7 @@ this contract, most easily on top of ``Method``, and give it a line here.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from torch import nn
@@ -17,7 +17,7 @@ from selfadapt.adapt import SelfAdapt
 from selfadapt.baselines import TTA, Ensemble, MCDropout, PredictionBN, SaNOnly, Source
 from selfadapt.entropy import MEMO, EntropyMin, InTEnt, Tent
 from selfadapt.images import Image
-from selfadapt.method import Method
+from selfadapt.method import Common, Method
 from selfadapt.names import nearest
 from selfadapt.result import Result
 
@@ -60,6 +60,12 @@ def create_method(name: str, model: nn.Module | Sequence[nn.Module], **settings:
         >>> create_method("tent", model, steps=2).steps
         2
     """
+    check_method(name, settings)
+    return METHODS[name](model, **settings)  # type: ignore[arg-type]
+
+
+def check_method(name: str, settings: Iterable[str]) -> None:
+    """Raise ValueError unless there is such a method and it has these settings."""
     if name not in METHODS:
         raise ValueError(
             f"unknown method {name!r};{nearest(str(name), METHODS)} known: {', '.join(METHODS)}"
@@ -71,7 +77,6 @@ def create_method(name: str, model: nn.Module | Sequence[nn.Module], **settings:
                 f"the method {name!r} has no setting {setting!r};{nearest(setting, known)} "
                 f"it has {', '.join(known)}"
             )
-    return METHODS[name](model, **settings)  # type: ignore[arg-type]
 
 
 def settings_of(name: str) -> dict[str, inspect.Parameter]:
@@ -79,4 +84,4 @@ def settings_of(name: str) -> dict[str, inspect.Parameter]:
     own = inspect.signature(METHODS[name]).parameters
     common = inspect.signature(Method).parameters
     settings = {n: p for n, p in own.items() if p.kind is p.KEYWORD_ONLY}
-    return settings | {n: common[n] for n in ("mode", "max_pixels", "compare", "interface")}
+    return settings | {n: common[n] for n in Common.__annotations__ if n not in settings}

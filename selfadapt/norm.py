@@ -135,6 +135,8 @@ class SaNReport:
     def __str__(self) -> str:
         num = len(self.converted)
         text = f"SaN mixes the statistics of {num} BatchNorm layer{'s' if num > 1 else ''}"
+        if self.left:
+            text += f" in {', '.join(dict.fromkeys(n.split('.')[0] for n in self.converted))}"
         if not self.converted:
             text = "this model has no BatchNorm layer with running statistics: SaN changes nothing"
         reasons: dict[str, list[str]] = {}

@@ -142,7 +142,7 @@ BAD = {
     "no such image": (["x.png"], "there is no image file x.png"),
     "no model": (
         ["{photos}", "--model", "x.safetensors"],
-        "no weights file x.safetensors",
+        "there is no file x.safetensors",
     ),
     "an empty folder": (["{empty}"], "there are no images in the folder"),
     "the same name twice": (["{photos}", "{other}/a.png"], "would be written to the same files"),

@@ -8,7 +8,7 @@ import selfadapt
 
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
-    {"names", "files", "pseudo", "views", "labels", "result"},
+    {"names", "files", "extras", "pseudo", "views", "labels", "result"},
     {"norm", "dropout", "images", "metrics"},
     {"models"},
     {"episode"},

@@ -1,8 +1,8 @@
 """Networks: create them, save them, load them back, and talk to any of them."""
 
 from selfadapt.models.checkpoint import load_model, save_model
-from selfadapt.models.create import create_model
+from selfadapt.models.create import create_model, open_model
 from selfadapt.models.interface import Interface
-from selfadapt.models.spec import MODELS
+from selfadapt.models.zoo import MODELS
 
-__all__ = ["MODELS", "Interface", "create_model", "load_model", "save_model"]
+__all__ = ["MODELS", "Interface", "create_model", "load_model", "open_model", "save_model"]

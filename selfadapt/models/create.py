@@ -1,40 +1,153 @@
-"""Create a network by name, with weights from a file if wanted."""
+"""Create any network by name or address, with weights if wanted."""
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from torch import nn
 
-from selfadapt.labels import class_names
-from selfadapt.models.checkpoint import load_weights
-from selfadapt.models.spec import ModelSpec
+from selfadapt.dropout import add_dropout
+from selfadapt.labels import CITYSCAPES_19, class_names
+from selfadapt.models.address import is_foreign, open_function, open_hub
+from selfadapt.models.checkpoint import load_model, recorded_spec
+from selfadapt.models.norms import replace_batchnorm
+from selfadapt.models.spec import ModelSpec, find_architecture
+from selfadapt.models.weights import Weights, best_fit, put_weights, read_weights
+from selfadapt.models.zoo import MODELS
+
+T = TypeVar("T")
 
 
 def create_model(
     name: str,
     *,
-    classes: int | str | Sequence[str] = "cityscapes-19",
+    classes: int | str | Sequence[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
+    norm: str = "bn",
+    dropout: float = 0.0,
+    trust: bool = False,
     **options: str,
 ) -> nn.Module:
-    """Create a network of our own, in evaluation mode.
+    """Create a network, in evaluation mode.
 
     Args:
-        name: A name in ``MODELS``.
-        classes: Number of classes, the name of a class space, or the class names.
-        weights: File with weights: of the whole network, or of its backbone alone.
+        name: A name in ``MODELS``, or an address: ``torchvision:NAME``, ``smp:KIND/ENCODER``,
+            ``hf:OWNER/NAME`` or ``hf:FOLDER``, ``MODULE:FUNCTION``.
+        classes: Number of classes, the name of a class space, or the class names. None: as the
+            weights have them, else ``cityscapes-19``.
+        weights: A file with weights, of the whole network or of its backbone alone; or
+            ``imagenet``, to fetch weights of the backbone. None: fresh weights, but those a network
+            of torchvision or Hugging Face was published with, where no classes are given.
+        norm: Normalisation to build it with: ``bn``, ``bin`` or ``sn``.
+        dropout: Rate of dropout after every ReLU, for Monte-Carlo dropout; 0: none.
+        trust: Run the function at ``MODULE:FUNCTION``.
         **options: Options of the architecture, such as ``style="caffe"``.
 
     Returns:
-        The network. It carries ``spec`` (name, classes, options) and ``interface``
-        (preprocessing), which ``save_model`` writes beside the weights.
+        The network. It carries ``spec`` (name, classes, options), and ``interface``
+        (preprocessing) where that is known; ``save_model`` writes both beside the weights.
 
     Example:
         >>> model = create_model("deeplabv1_resnet50", classes=3, style="caffe")
         >>> model.spec.classes
         ('class 0', 'class 1', 'class 2')
     """
-    model = ModelSpec(name, class_names(classes), options).build()
-    if weights is not None:
-        load_weights(model, weights)
+    names = None if classes is None else class_names(classes)
+    if is_foreign(name):
+        spec = ModelSpec(name, names or (), options, norm, dropout)
+        return _foreign(spec, None if weights is None else read_weights(weights), trust=trust)
+    source = _source(name, weights, pretrained=classes is None)
+    recorded = source.classes if source else None
+    spec = ModelSpec(name, names or recorded or CITYSCAPES_19, options, norm, dropout)
+    model: Any = spec.build()
+    if source is not None:
+        found = None if names or recorded else best_fit(model, source.tensors).num_classes()
+        if found:
+            model = replace(spec, classes=class_names(found[0])).build()
+        if not put_weights(model, source) and weights != "imagenet":
+            warnings.warn(f"{weights} is of the backbone alone: the head is new", stacklevel=2)
+        _compare_options(model.spec, source)
     return model
+
+
+def open_model(place: str | os.PathLike[str], **how: Any) -> nn.Module:
+    """Open a network from a file saved by ``save_model``, or create it by name or address.
+
+    Args:
+        place: A file, or what ``create_model`` takes as its name.
+        **how: Further arguments of ``create_model``; a file that names its network needs none.
+    """
+    given = {name: value for name, value in how.items() if value}
+    text = os.fspath(place)
+    if not os.path.isfile(text):
+        if text not in MODELS and (":" not in text) and (os.sep in text or "." in text):
+            raise FileNotFoundError(f"there is no file {text}")
+        return create_model(text, **given)
+    if given:
+        raise ValueError(f"{text} describes its network itself: leave out {', '.join(given)}")
+    return load_model(text)
+
+
+def _foreign(spec: ModelSpec, source: Weights | None, *, trust: bool) -> nn.Module:
+    """Open a network that is not built here, and give it what is asked for."""
+    if spec.options:
+        raise ValueError(f"{spec.name} takes no options, got {', '.join(spec.options)}")
+    model: Any
+    if spec.name.startswith("hf:"):
+        model, known = open_hub(spec.name)
+        if spec.classes and len(spec.classes) != len(known):
+            raise ValueError(
+                f"{spec.name} has {len(known)} classes, but {len(spec.classes)} are asked for"
+            )
+    else:
+        model, known = open_function(spec.name, len(spec.classes) or None, trust=trust), ()
+    replace_batchnorm(model, spec.norm)
+    if spec.dropout:
+        add_dropout(model, spec.dropout)
+    model.spec = replace(spec, classes=spec.classes or known)
+    if source is not None:
+        put_weights(model, source)
+    return model
+
+
+def _source(
+    name: str, weights: str | os.PathLike[str] | None, *, pretrained: bool
+) -> Weights | None:
+    """Get the weights that are asked for."""
+    architecture = find_architecture(name)
+    if weights == "imagenet":
+        origin = f"the ImageNet weights for {name}"
+        return Weights(tensors=_fetched(origin, architecture.imagenet), origin=origin)
+    if weights is not None:
+        return read_weights(weights)
+    if not pretrained or architecture.pretrained is None:
+        return None
+    tensors, classes = _fetched(f"the weights of {name}", architecture.pretrained)
+    return Weights(tensors=tensors, classes=classes, origin=name)
+
+
+def _fetched(what: str, fetch: Callable[[], T]) -> T:
+    try:
+        return fetch()
+    except Exception as error:  # each library fails in its own way
+        raise OSError(
+            f"{what} could not be fetched ({type(error).__name__}: {error}); "
+            "where there is no network, give weights=FILE"
+        ) from error
+
+
+def _compare_options(spec: ModelSpec, source: Weights) -> None:
+    """Warn where a file was saved with other options: it fits, and gives other predictions."""
+    if "arch" not in source.metadata:
+        return
+    saved = recorded_spec(source)
+    there, here = ({**each.options, "norm": each.norm} for each in (saved, spec))
+    for option, value in there.items():
+        if option in here and value != here[option]:
+            warnings.warn(
+                f"{source.origin} was saved with {option}={value!r}, but is used with "
+                f"{option}={here[option]!r}",
+                stacklevel=3,
+            )

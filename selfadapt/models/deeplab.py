@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torchvision.models import resnet
 from torchvision.models.resnet import ResNet
 
+from selfadapt.extras import need
+
 Style = Literal["pytorch", "caffe"]
 Dilation = Literal["released", "torchvision", "every block"]
 
@@ -65,3 +67,15 @@ def dilated_resnet(name: str, style: Style, dilation: Dilation) -> ResNet:
         first = net.layer2[0]
         first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
     return net
+
+
+def deeplabv3plus(backbone: str, num_classes: int) -> nn.Module:
+    """Return segmentation-models-pytorch's DeepLabv3+ at output stride 8, as the paper uses it.
+
+    Its pyramid has dense convolutions, as in the released code; the last 3x3 is separable here.
+    """
+    smp = need("segmentation_models_pytorch", "models")
+    return smp.DeepLabV3Plus(
+        encoder_name=backbone, encoder_weights=None, encoder_output_stride=8,
+        decoder_aspp_separable=False, classes=num_classes,
+    )  # fmt: skip

@@ -24,6 +24,11 @@ HRNET_STEM = ("conv1", "bn1", "conv2", "bn2", "layer1", "transition1", "stage2",
 RESNET = Family("ResNet", ("layer1", "layer2", "layer3", "layer4"), RESNET_STEM)
 DEEP_RESNET = Family("ResNet-101 or deeper", RESNET.stages, (*RESNET_STEM, "layer3"))
 HRNET = Family("HRNet", ("transition1", "stage2", "stage3", "stage4"), (*HRNET_STEM, "stage3"))
+SWIN = Family(
+    "Swin",
+    ("layers_0", "layers_1", "layers_2", "layers_3"),
+    ("patch_embed", "layers_0", "layers_1"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ def adapted_parameters(model: nn.Module, patterns: Sequence[str] | None = None) 
 
     The default for a ResNet backbone is the last two stages and everything after it, from
     ResNet-101 on the last stage only (paper, supplement); for an HRNet the last stage and the head;
-    for any other network the last third of its layers in the order of their parameters.
+    for a Swin transformer, as for a ResNet-50 of its size, the last two stages and the decoder; for
+    any other network the last third of its layers in the order of their parameters.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -128,4 +134,5 @@ def _family_of(module: nn.Module) -> Family | None:
     if all(stage in children for stage in RESNET.stages):
         blocks = sum(1 for _ in children["layer3"].children())
         return DEEP_RESNET if blocks > 6 else RESNET
-    return HRNET if all(stage in children for stage in HRNET.stages) else None
+    families = (family for family in (HRNET, SWIN) if all(s in children for s in family.stages))
+    return next(families, None)

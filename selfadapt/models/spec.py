@@ -1,69 +1,73 @@
-"""The networks of our own, by name: what it takes to build one."""
+"""What it takes to build a network anew: its name, classes and options."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from torch import nn
 
-from selfadapt.models.deeplab import DeepLabV1
-from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
-from selfadapt.models.interface import Interface
+from selfadapt.dropout import add_dropout, check_rate
+from selfadapt.models.address import library_architecture
+from selfadapt.models.norms import NORMS, replace_batchnorm
+from selfadapt.models.zoo import MODELS, Architecture
 from selfadapt.names import nearest
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """A network that can be created by name: how it is built, and its options with their values."""
-
-    build: Callable[..., nn.Module]
-    options: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Each option's allowed values, the default first."""
-
-
-DEEPLABV1 = {
-    "style": ("pytorch", "caffe"),
-    "dilation": ("released", "torchvision", "every block"),
-}
-
-MODELS = {
-    "deeplabv1_resnet50": Architecture(partial(DeepLabV1, "resnet50"), DEEPLABV1),
-    "deeplabv1_resnet101": Architecture(partial(DeepLabV1, "resnet101"), DEEPLABV1),
-}
-"""Name -> architecture."""
+def find_architecture(name: str) -> Architecture:
+    """Return the architecture of a name in ``MODELS``, or of an address in another library."""
+    if name in MODELS:
+        return MODELS[name]
+    if architecture := library_architecture(name):
+        return architecture
+    raise ValueError(
+        f"unknown model {name!r};{nearest(name, MODELS)} known: {', '.join(MODELS)}; "
+        "or an address such as torchvision:deeplabv3_resnet50, smp:Unet/resnet34, "
+        "hf:OWNER/NAME or my_module:my_function"
+    )
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """All it takes to build a network anew: name, classes and options."""
+    """All it takes to build a network anew."""
 
     name: str
     classes: tuple[str, ...]
+    """Names of the classes; none: not known."""
     options: dict[str, str] = field(default_factory=dict)
+    norm: str = "bn"
+    """Normalisation in the place of BatchNorm, a name in ``NORMS``."""
+    dropout: float = 0.0
+    """Rate of dropout after every ReLU; 0: none."""
+
+    def __post_init__(self) -> None:
+        if self.norm not in NORMS:
+            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
+        if self.dropout != 0:
+            check_rate(self.dropout)
 
     def build(self) -> nn.Module:
         """Build the network, in evaluation mode, with fresh weights."""
-        if self.name not in MODELS:
-            raise ValueError(
-                f"unknown model {self.name!r};{nearest(self.name, MODELS)} "
-                f"known: {', '.join(MODELS)}"
-            )
-        architecture = MODELS[self.name]
+        architecture = find_architecture(self.name)
+        self._check(architecture)
+        options = {name: values[0] for name, values in architecture.options.items()} | self.options
+        model: Any = architecture.build(num_classes=len(self.classes), **options)
+        replace_batchnorm(model, self.norm)
+        if self.dropout:
+            add_dropout(model, self.dropout)
+        model.spec = replace(self, options=options)
+        if architecture.interface is not None:
+            model.interface = architecture.interface
+        return model.eval()
+
+    def _check(self, architecture: Architecture) -> None:
         for option, value in self.options.items():
             if option not in architecture.options:
+                known = (*architecture.options, "norm", "dropout")
                 raise ValueError(
-                    f"{self.name} has no option {option!r};{nearest(option, architecture.options)} "
-                    f"known: {', '.join(architecture.options)}"
+                    f"{self.name} has no option {option!r};{nearest(option, known)} "
+                    f"known: {', '.join(known)}"
                 )
             if value not in architecture.options[option]:
                 raise ValueError(
                     f"{option} of {self.name} must be one of "
                     f"{', '.join(map(repr, architecture.options[option]))}, got {value!r}"
                 )
-        options = {name: values[0] for name, values in architecture.options.items()} | self.options
-        model: Any = architecture.build(num_classes=len(self.classes), **options)
-        model.spec = replace(self, options=options)
-        model.interface = Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD, channels=3)
-        model.eval()
-        return model

@@ -1,0 +1,142 @@
+"""Networks of other libraries, by address.
+
+torchvision:NAME          such as torchvision:deeplabv3_resnet50
+smp:ARCHITECTURE/ENCODER  such as smp:Unet/resnet34; timm's encoders are called tu-NAME
+hf:OWNER/NAME             a network on the Hugging Face hub, or hf:FOLDER
+MODULE:FUNCTION           a function of one's own that returns a network; it runs foreign code,
+so it must be trusted in so many words
+"""
+
+import inspect
+import os
+import re
+import sys
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torchvision
+from torch import nn
+from torchvision.models import get_model, get_model_weights, segmentation
+
+from selfadapt.extras import need
+from selfadapt.models.zoo import Architecture, StateDict
+from selfadapt.names import nearest
+
+ADDRESS = re.compile(r"(torchvision|smp):(.+)")
+FOREIGN = re.compile(r"hf:.+|(?!torchvision:|smp:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def is_foreign(name: str) -> bool:
+    """Say whether a name means a network that is opened, not built: a hub's, or a function's."""
+    return FOREIGN.fullmatch(name) is not None
+
+
+def library_architecture(address: str) -> Architecture | None:
+    """Return the architecture at an address of torchvision or smp; None: it is none such."""
+    found = ADDRESS.fullmatch(address)
+    if found and found[1] == "torchvision":
+        return _torchvision(found[2])
+    if found and found[1] == "smp":
+        return _smp(found[2])
+    return None
+
+
+def _torchvision(name: str) -> Architecture:
+    known = torchvision.models.list_models(segmentation)
+    if name not in known:
+        raise ValueError(
+            f"torchvision has no segmentation network {name!r};{nearest(name, known)} "
+            f"it has {', '.join(known)}"
+        )
+    build = partial(get_model, name, weights=None, weights_backbone=None)
+
+    def imagenet() -> StateDict:
+        return get_model(name, weights=None, weights_backbone="DEFAULT").backbone.state_dict()
+
+    def pretrained() -> tuple[StateDict, tuple[str, ...]]:
+        weights: Any = get_model_weights(name).DEFAULT
+        return weights.get_state_dict(progress=False), tuple(weights.meta["categories"])
+
+    return Architecture(build=build, imagenet=imagenet, pretrained=pretrained)
+
+
+def _smp(name: str) -> Architecture:
+    smp = need("segmentation_models_pytorch", "models")
+    known = {kind.__name__.lower(): kind for kind in smp.MODEL_ARCHITECTURES_MAPPING.values()}
+    kind, slash, encoder = name.partition("/")
+    if kind.lower() not in known:
+        names = [kind.__name__ for kind in known.values()]
+        raise ValueError(
+            f"segmentation-models-pytorch has no architecture {kind!r};{nearest(kind, names)} "
+            f"it has {', '.join(names)}"
+        )
+    encoders = smp.encoders.get_encoder_names()
+    if not slash or not (encoder in encoders or encoder.startswith("tu-")):
+        raise ValueError(
+            f"an address in smp must name an encoder, as smp:{kind}/resnet34 does, and it has no "
+            f"{encoder!r};{nearest(encoder, encoders)} timm's encoders are called tu-NAME"
+        )
+
+    def build(num_classes: int, encoder_weights: str | None = None) -> Any:
+        return known[kind.lower()](encoder, encoder_weights=encoder_weights, classes=num_classes)
+
+    def imagenet() -> StateDict:
+        return build(1, "imagenet").encoder.state_dict()
+
+    return Architecture(build=build, imagenet=imagenet, backbone="encoder")
+
+
+def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return a network of the Hugging Face hub or of a folder, and the names of its classes."""
+    transformers = need("transformers", "hf")
+    name = address.removeprefix("hf:")
+    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
+        raise FileNotFoundError(f"there is no folder {name}")
+    name = str(Path(name).expanduser()) if name.startswith("~") else name
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        kinds = (
+            transformers.AutoModelForSemanticSegmentation,
+            transformers.AutoModelForUniversalSegmentation,
+        )
+        kind = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
+        if kind is None:
+            raise ValueError(f"a {config.model_type} network does not segment images")
+        model = kind.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{address} cannot be opened: {error}") from error
+    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label))
+    return model.eval(), names
+
+
+def open_function(address: str, num_classes: int | None, *, trust: bool) -> nn.Module:
+    """Return the network that a function of one's own makes, ``MODULE:FUNCTION``."""
+    if not trust:
+        raise ValueError(
+            f"{address} is code of your own that would be run; if you trust it, say trust=True, "
+            "or --trust on the command line"
+        )
+    module_name, _, function_name = address.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{address}: {error}; is it on the Python path?") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = [name for name, thing in vars(module).items() if callable(thing)]
+        raise ValueError(
+            f"{module_name} has no function {function_name!r};{nearest(function_name, known)}"
+        )
+    given = {"num_classes": num_classes, "classes": num_classes}
+    takes = inspect.signature(function).parameters
+    wanted = {name: num for name, num in given.items() if num is not None and name in takes}
+    model = function(**wanted)
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"{address} must return a torch.nn.Module, it returned {type(model).__name__}"
+        )
+    return model.eval()

@@ -1,0 +1,245 @@
+"""Weights in files: how they are read, and how they find their place in a network.
+
+Tensors only: no code is ever run from a checkpoint. Names are made plain first: wrappings such as
+``state_dict`` and ``module.`` come off, the released code's and mmsegmentation's names become ours.
+Then the tensors are tried as the whole network and as its backbone alone, and the best fit counts.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from selfadapt.labels import CLASS_SPACES, class_names
+from selfadapt.models.norms import MIXING
+from selfadapt.models.spec import ModelSpec
+from selfadapt.models.zoo import MODELS, StateDict
+
+WRAPPINGS = ("state_dict", "model_state_dict", "model")
+PREFIXES = ("module.", "model.", "_orig_mod.")
+AUXILIARY = ("auxiliary_head.", "aux_head.", "aux_classifier.", "fc.", "backbone.fc.")
+"""What a checkpoint may have too much: heads for training, and for classification."""
+CLASSIFIERS = (
+    "classifier.", "head.", "norm.", "incre_modules.", "downsamp_modules.", "final_layer.",
+)  # fmt: skip
+"""What a backbone's checkpoint may have too much."""
+NOT_NEEDED = ("num_batches_tracked", *MIXING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Tensors by plain names, and what their file says about them."""
+
+    tensors: StateDict
+    origin: str
+    """Where they are from, for messages."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
+    """Names of the classes, where the file has them."""
+
+
+def read_weights(path: str | os.PathLike[str]) -> Weights:
+    """Read the tensors of a checkpoint."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no weights file {path}")
+    metadata: dict[str, str] = {}
+    if path.suffix == ".safetensors" or _looks_like_safetensors(path):
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                content: Any = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    else:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged pickle fails in any way
+            raise ValueError(
+                f"{path} cannot be loaded as tensors alone, and nothing else is loaded for safety; "
+                "it may be damaged, or hold a pickled model: save its state_dict() instead"
+            ) from error
+    classes = _recorded_classes(metadata, content)
+    tensors = _plain_names(_unwrapped(content, path))
+    return Weights(tensors=tensors, origin=str(path), metadata=metadata, classes=classes)
+
+
+def _looks_like_safetensors(path: Path) -> bool:
+    """Say whether a file starts as safetensors do: the length of a JSON header, and the header."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") < path.stat().st_size
+
+
+def _recorded_classes(metadata: Mapping[str, str], content: Any) -> tuple[str, ...] | None:
+    """Return the class names in the metadata of our own files or of mmsegmentation's."""
+    meta = content.get("meta") if isinstance(content, Mapping) else None
+    meta = meta if isinstance(meta, Mapping) else {}
+    dataset = meta.get("dataset_meta")
+    names = dataset.get("classes") if isinstance(dataset, Mapping) else meta.get("CLASSES")
+    try:
+        if classes := metadata.get("classes"):
+            return CLASS_SPACES.get(classes) or class_names(json.loads(classes))
+        return class_names(tuple(names)) if names else None
+    except (ValueError, TypeError):  # other people may mean something else by these words
+        return None
+
+
+def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+    for _ in range(len(WRAPPINGS)):  # a file may wrap its tensors in several layers, not forever
+        if isinstance(content, Mapping):
+            inner = [content[key] for key in WRAPPINGS if isinstance(content.get(key), Mapping)]
+            content = inner[0] if inner else content
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path} must hold tensors by name, got {type(content).__name__}")
+    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise ValueError(f"{path} holds no tensors by name, but {list(content)[:5]}")
+    return tensors
+
+
+def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    while prefix := next((p for p in PREFIXES if all(n.startswith(p) for n in tensors)), None):
+        tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    alphas = {f"{name.removesuffix('.batch_norm.weight')}.alpha" for name in tensors}
+    return {
+        name.replace(".batch_norm.", "."): value
+        for name, value in tensors.items()
+        if name not in alphas
+    }
+
+
+# finding their place
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well tensors fit a module: what is missing, too much, or of another shape."""
+
+    module: nn.Module
+    tensors: StateDict
+    missing: list[str]
+    extra: list[str]
+    misshaped: list[str]
+
+    @property
+    def num_problems(self) -> int:
+        """How much does not fit."""
+        return len(self.missing) + len(self.extra) + len(self.misshaped)
+
+    def num_classes(self) -> tuple[int, int] | None:
+        """Return the classes the tensors have and those needed, if nothing else does not fit."""
+        expected = self.module.state_dict()
+        shapes = {(self.tensors[name].shape, expected[name].shape) for name in self.misshaped}
+        numbers = {(there[0], here[0]) for there, here in shapes if there and here}
+        if self.missing or self.extra or any(there[1:] != here[1:] for there, here in shapes):
+            return None
+        return numbers.pop() if len(numbers) == 1 else None
+
+
+def best_fit(model: nn.Module, tensors: StateDict, *, whole: bool = False) -> Fit:
+    """Return how tensors fit ``model`` best: as all of it or, unless ``whole``, its backbone."""
+    return min(_fits(model, tensors, whole), key=lambda fit: fit.num_problems)
+
+
+def _fits(model: nn.Module, tensors: StateDict, whole: bool) -> Iterator[Fit]:
+    yield _fit(model, tensors, AUXILIARY)
+    name = getattr(getattr(model, "spec", None), "name", None)
+    if name in MODELS:
+        yield _fit(model, _renamed(tensors, MODELS[name].renamed, model.state_dict()), AUXILIARY)
+    if whole:
+        return
+    paths = (MODELS[name].backbone,) if name in MODELS else ("backbone", "encoder")
+    modules = dict(model.named_modules())
+    for backbone in (modules[path] for path in paths if path in modules):
+        yield _fit(backbone, _staged(tensors), AUXILIARY + CLASSIFIERS)
+
+
+def _staged(tensors: StateDict) -> StateDict:
+    """Give the stages of a transformer of timm the names they have in a backbone."""
+    return {re.sub(r"^layers\.(\d+)\.", r"layers_\1.", n): v for n, v in tensors.items()}
+
+
+def _renamed(tensors: StateDict, parts: Mapping[str, str], expected: StateDict) -> StateDict:
+    """Give tensors of other people's checkpoints our names."""
+    renamed: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        old = next((part for part in parts if name.startswith(f"{part}.")), None)
+        if old is not None:
+            name = parts[old] + name.removeprefix(old)
+        elif f"backbone.{name}" in expected:
+            name = f"backbone.{name}"
+        renamed[name] = value
+    bias = "head.0.bias"  # mmsegmentation has none ahead of BatchNorm
+    if bias in expected and any(name.startswith("decode_head.") for name in tensors):
+        renamed.setdefault(bias, torch.zeros(len(expected[bias])))
+    return renamed
+
+
+def _fit(module: nn.Module, tensors: StateDict, not_needed: tuple[str, ...]) -> Fit:
+    expected = module.state_dict()
+    tensors = {n: v for n, v in tensors.items() if n in expected or not n.startswith(not_needed)}
+    return Fit(
+        module,
+        tensors,
+        missing=[n for n in expected if n not in tensors and not n.endswith(NOT_NEEDED)],
+        extra=[n for n in tensors if n not in expected],
+        misshaped=[n for n in tensors if n in expected and tensors[n].shape != expected[n].shape],
+    )
+
+
+def put_weights(model: nn.Module, weights: Weights, *, whole: bool = False) -> bool:
+    """Load weights into a network or, unless ``whole``, its backbone; or say what does not fit.
+
+    Buffers that only count batches, and the mixing weights of BIN and SN, may be missing.
+
+    Returns:
+        Whether these were weights of the whole network.
+    """
+    fit = best_fit(model, weights.tensors, whole=whole)
+    if fit.num_problems:
+        raise ValueError(f"{weights.origin} does not fit this network: {_explained(fit, weights)}")
+    fit.module.load_state_dict(fit.tensors, strict=False)
+    return fit.module is model
+
+
+def _explained(fit: Fit, weights: Weights) -> str:
+    if num_classes := fit.num_classes():
+        there, here = num_classes
+        return f"it has {there} classes, but {here} are asked for; give classes={there}"
+    problems = _listed("it lacks", fit.missing) + _listed("it has too much", fit.extra)
+    if fit.misshaped and not (fit.missing or fit.extra):
+        name = fit.misshaped[0]
+        shape, needed = fit.tensors[name].shape, fit.module.state_dict()[name].shape
+        problems += f"{name} has the shape {tuple(shape)}, but {tuple(needed)} is needed; "
+    return problems + _suggestion(weights.tensors)
+
+
+def _suggestion(tensors: StateDict) -> str:
+    """Say which of our networks the tensors look like, if any."""
+    fits = {}
+    for name in MODELS:
+        try:
+            with torch.device("meta"):
+                model = ModelSpec(name, class_names("cityscapes-19")).build()
+        except ModuleNotFoundError:
+            continue
+        fits[name] = best_fit(model, tensors).num_problems
+    name = min(fits, key=lambda name: fits[name])
+    if fits[name] > len(tensors) / 10:
+        return f"it is none of {', '.join(MODELS)} either"
+    return f"it is closest to {name!r}"
+
+
+def _listed(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{what} {', '.join(names[:3])}{more}; "
