@@ -164,7 +164,11 @@ def _method(args: Namespace) -> tuple[Segments, tuple[str, ...]]:
         for place in args.model
     ]
     network = models if args.method == "ensemble" else models[0]
-    return create_method(args.method, network, compare=False, **given), models[0].spec.classes
+    try:
+        method = create_method(args.method, network, compare=False, **given)
+    except TypeError as error:  # the network is no segmentation network, or a setting no number
+        raise ValueError(str(error)) from error
+    return method, models[0].spec.classes
 
 
 def _device(name: str) -> torch.device:

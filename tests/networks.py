@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import segmentation_models_pytorch as smp
 import torchvision.models.segmentation as tv
@@ -11,6 +13,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import selfadapt
 from conftest import TinyNet
+from selfadapt.models.norms import replace_batchnorm
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,20 @@ def upernet() -> nn.Module:
         auxiliary_in_channels=48,
     )  # fmt: skip
     return hf.UperNetForSemanticSegmentation(config)
+
+
+def own(name: str, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: selfadapt.create_model(name, classes=5, **options)
+
+
+FAMILIES = {name.split("_")[0]: name for name in reversed(selfadapt.MODELS)}
+"""The first network of each family of our own."""
+
+
+def with_norm(norm: str) -> nn.Module:
+    model = TinyNet(5)
+    replace_batchnorm(model, norm)
+    return model
 
 
 def frozen_batchnorm() -> nn.Module:
@@ -95,7 +112,9 @@ NETWORKS = {
     "timm convnext": Case(smp_net("FPN", "tu-convnext_atto")),
     "hf SegFormer": Case(segformer),
     "hf UPerNet Swin": Case(upernet),
-    "own deeplabv1_resnet50": Case(lambda: selfadapt.create_model("deeplabv1_resnet50", classes=5)),
+    **{f"own {name}": Case(own(name)) for name in FAMILIES.values()},
+    "toy with BIN": Case(partial(with_norm, "bin")),
+    "toy with SN": Case(partial(with_norm, "sn")),
     "toy": Case(lambda: TinyNet(5)),
     "toy binary": Case(lambda: TinyNet(1), classes=2),
     "toy dict": Case(lambda: TinyNet(5, form=lambda y: {"aux": y * 0, "pred": y})),

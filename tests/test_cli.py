@@ -16,6 +16,7 @@ from conftest import random_image, seeded
 from selfadapt.cli import VERBS, _parser, main
 from selfadapt.images import to_pil
 from selfadapt.labels import CITYSCAPES_COLORS
+from selfadapt.methods import settings_of
 
 FAST = ["--steps", "1", "--scales", "0.5"]
 
@@ -138,6 +139,65 @@ def test_an_unreadable_image_is_listed_and_the_rest_is_done(
     assert len(list(out.iterdir())) == 8
 
 
+@pytest.mark.parametrize("method", selfadapt.METHODS)
+def test_predict_with_any_method(method: str, net: Path, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "masks"
+    quick = {"steps": "1", "scales": "0.5", "passes": "2", "alphas": "0.5"}
+    flags = [f"--{k}={v}" for k, v in quick.items() if k in settings_of(method)]
+    command = ["predict", photos / "a.png", "--model", net, "-o", out, "--method", method]
+    assert run(*command, *flags) == 0
+    settings = {k: int(v) for k, v in quick.items() if k in ("steps", "passes")}
+    settings |= {"scales": (0.5,), "alphas": (0.5,)}
+    settings = {k: v for k, v in settings.items() if k in settings_of(method)}
+    expected = selfadapt.create_method(method, selfadapt.load_model(net), **settings)
+    label = np.asarray(PILImage.open(out / "a_label.png"))
+    assert np.array_equal(label, expected(photos / "a.png").label.numpy())
+
+
+def test_predict_with_an_ensemble(net: Path, photos: Path, tmp_path: Path) -> None:
+    command = ["predict", photos / "a.png", "--model", net, net, "-o", tmp_path / "masks"]
+    assert run(*command, "--method", "ensemble", "--tta", "true", "--scales", "0.5") == 0
+
+
+def test_predict_with_a_network_by_address(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    model = seeded(lambda: selfadapt.create_model("smp:Unet/resnet18", classes=["road", "car"]))
+    torch.save({"meta": {"CLASSES": ["road", "car"]}, "state_dict": model.state_dict()},
+               tmp_path / "unet.pth")  # fmt: skip
+    command = ["predict", photos / "a.png", "--model", "smp:Unet/resnet18", "--weights"]
+    flags = [tmp_path / "unet.pth", "-o", tmp_path / "masks", "--method", "san"]
+    assert run(*command, *flags) == 0
+    colors = np.asarray(PILImage.open(tmp_path / "masks" / "a_color.png")).reshape(-1, 3)
+    known = {CITYSCAPES_COLORS["road"], CITYSCAPES_COLORS["car"]}
+    assert {tuple(map(int, color)) for color in np.unique(colors, axis=0)} <= known
+    assert run(*command, *flags, "--overwrite", "--classes", "3") == 2
+    assert "it has 2 classes, but 3 are asked for" in capsys.readouterr().err
+
+
+def test_methods_are_listed_with_one_line_each(capsys: Any) -> None:
+    assert run("methods") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(selfadapt.METHODS)
+    assert all(len(line) < 110 and line.endswith(".") for line in lines)
+
+
+@pytest.mark.parametrize("method", selfadapt.METHODS)
+def test_every_setting_of_a_method_is_explained(method: str, capsys: Any) -> None:
+    assert run("methods", method) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(settings_of(method))
+    assert all(line.endswith(".") for line in lines)
+
+
+def test_models_are_listed_with_what_they_are(capsys: Any) -> None:
+    assert run("models") == 0
+    text = capsys.readouterr().out
+    for name, architecture in selfadapt.MODELS.items():
+        assert f"{name}: output stride {architecture.stride}" in text
+        assert architecture.published in text
+    assert "SaN mixes the statistics of 12 BatchNorm layers in decoder" in text
+    assert "hf:OWNER/NAME" in text
+
+
 BAD = {
     "no such image": (["x.png"], "there is no image file x.png"),
     "no model": (
@@ -159,6 +219,40 @@ BAD = {
         "there is no device 'cuda:7'",
     ),
     "no images": ([], "IMAGE|images"),
+    "unknown method": (
+        ["{photos}", "--method", "self-adpt"],
+        "unknown method 'self-adpt'; did you mean 'self-adapt'",
+    ),
+    "a setting of another method": (
+        ["{photos}", "--method", "tent", "--psi", "0.7"],
+        "the method 'tent' has no setting 'psi'; .*it has steps, lr, alpha",
+    ),
+    "several models": (["{photos}", "--model", "a", "b"], "self-adapt takes one --model, got 2"),
+    "unknown network": (
+        ["{photos}", "--model", "deeplabv9"],
+        "unknown model 'deeplabv9'; known: deeplabv1_resnet50",
+    ),
+    "code without trust": (["{photos}", "--model", "nets:build"], "or --trust on the command line"),
+    "code that fails": (
+        ["{photos}", "--model", "json:loads", "--trust"],
+        "json:loads failed: TypeError",
+    ),
+    "no segmentation network": (
+        ["{photos}", "--model", "torchvision.models:resnet18", "--trust"],
+        r"must return class scores \(B, C, H, W\), got \(1, 1000\)",
+    ),
+    "weights beside a file": (
+        ["{photos}", "--weights", "w.pth"],
+        "describes its network itself: leave out weights",
+    ),
+    "no weights file": (
+        ["{photos}", "--model", "hrnet_w18", "--weights", "w.pth"],
+        "there is no weights file w.pth",
+    ),
+    "unknown class space": (
+        ["{photos}", "--model", "hrnet_w18", "--classes", "cityscapes"],
+        "unknown class space 'cityscapes'",
+    ),
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
-from selfadapt import SelfAdapt
+from selfadapt import METHODS, SelfAdapt, create_method
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,6 +29,40 @@ def test_the_gpu_gives_what_the_cpu_gives(mode: Any) -> None:
     assert result.probs.is_cuda
     torch.testing.assert_close(result.probs.cpu(), expected.probs, rtol=0, atol=1e-3)
     assert result.losses == pytest.approx(expected.losses, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "mc-dropout"])
+def test_every_method_gives_what_it_gives_on_the_cpu(name: str) -> None:
+    image = random_image(97, 203)
+    model = seeded(TinyNet)
+    expected = create_method(name, model)(image)
+    model.cuda()
+    before = snapshot(model)
+    result = create_method(name, model)(image)
+    assert_same(before, snapshot(model))
+    torch.testing.assert_close(result.probs.cpu(), expected.probs, rtol=0, atol=1e-3)
+
+
+def test_dropout_on_the_gpu_is_repeatable_and_leaves_random_numbers_alone() -> None:
+    model = seeded(TinyNet).cuda()
+    method = create_method("mc-dropout", model, passes=3)
+    states = torch.get_rng_state(), torch.cuda.get_rng_state()
+    first = method(random_image())
+    torch.cuda.manual_seed(5)
+    again = method(random_image())
+    assert torch.equal(first.probs, again.probs)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    torch.cuda.set_rng_state(states[1])
+    method(random_image())
+    assert torch.equal(torch.cuda.get_rng_state(), states[1])
+
+
+def test_an_ensemble_may_lie_on_several_devices() -> None:
+    models = [seeded(TinyNet, seed=seed) for seed in (0, 1)]
+    expected = create_method("ensemble", models)(random_image())
+    models[1].cuda()
+    result = create_method("ensemble", models)(random_image())
+    torch.testing.assert_close(result.probs, expected.probs, rtol=0, atol=1e-3)
 
 
 def test_running_out_of_memory_leaves_no_trace() -> None:

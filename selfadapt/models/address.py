@@ -80,7 +80,11 @@ def _smp(name: str) -> Architecture:
         )
 
     def build(num_classes: int, encoder_weights: str | None = None) -> Any:
-        return known[kind.lower()](encoder, encoder_weights=encoder_weights, classes=num_classes)
+        network = known[kind.lower()]
+        try:
+            return network(encoder, encoder_weights=encoder_weights, classes=num_classes)
+        except (KeyError, RuntimeError, ValueError) as error:  # not every pair goes together
+            raise ValueError(f"smp:{name} cannot be built: {error}") from error
 
     def imagenet() -> StateDict:
         return build(1, "imagenet").encoder.state_dict()
@@ -125,6 +129,8 @@ def open_function(address: str, num_classes: int | None, *, trust: bool) -> nn.M
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"{address}: {error}; is it on the Python path?") from error
+    except Exception as error:  # it is not our code
+        raise ValueError(f"{address} failed: {type(error).__name__}: {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [name for name, thing in vars(module).items() if callable(thing)]
@@ -134,7 +140,10 @@ def open_function(address: str, num_classes: int | None, *, trust: bool) -> nn.M
     given = {"num_classes": num_classes, "classes": num_classes}
     takes = inspect.signature(function).parameters
     wanted = {name: num for name, num in given.items() if num is not None and name in takes}
-    model = function(**wanted)
+    try:
+        model = function(**wanted)
+    except Exception as error:
+        raise ValueError(f"{address} failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"{address} must return a torch.nn.Module, it returned {type(model).__name__}"

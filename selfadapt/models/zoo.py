@@ -36,7 +36,7 @@ class Architecture:
     renamed: Mapping[str, str] = field(default_factory=dict)
     """What parts are called in other people's checkpoints, and here."""
     stride: int | None = None
-    """Output stride: how many pixels of the image one prediction stands for."""
+    """Output stride: the image's size over that of the backbone's finest last features."""
     published: str = ""
     """Number of parameters others report, and who."""
 
@@ -116,7 +116,7 @@ MODELS = {
     ),
     "upernet_swin_tiny": Architecture(
         build=upernet_swin_tiny,
-        stride=4,
+        stride=32,
         published="60 M (Swin's authors, with an auxiliary head and 150 classes)",
         backbone="encoder.model",
         interface=IMAGENET,

@@ -1,0 +1,118 @@
+"""Other people's checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import selfadapt
+from conftest import seeded
+
+CLASSES = ("road", "car", "sky")
+
+
+def mmseg(model: nn.Module, parts: dict[str, str]) -> dict[str, Tensor]:
+    """Give a network's weights mmsegmentation's names, and an auxiliary head."""
+    tensors = {}
+    for name, value in model.state_dict().items():
+        part = next((part for part in parts if name.startswith(f"{part}.")), None)
+        tensors[name if part is None else parts[part] + name.removeprefix(part)] = value
+    return tensors | {"auxiliary_head.conv_seg.weight": torch.zeros(3, 256, 1, 1)}
+
+
+def same(first: nn.Module, second: nn.Module) -> bool:
+    x = torch.rand(1, 3, 64, 96)
+    with torch.no_grad():
+        return torch.equal(first(x), second(x))
+
+
+HRNET = {"head.0": "decode_head.convs.0.conv", "head.1": "decode_head.convs.0.bn",
+         "head.3": "decode_head.conv_seg"}  # fmt: skip
+
+
+@pytest.mark.parametrize("meta", [{"CLASSES": CLASSES}, {"dataset_meta": {"classes": CLASSES}}])
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("deeplabv1_resnet50", {"cls_head": "decode_head.conv_seg"}), ("hrnet_w18", HRNET)],
+)
+def test_mmsegmentation_checkpoints_load_with_their_classes(
+    name: str, parts: dict[str, str], meta: dict[str, Any], tmp_path: Path
+) -> None:
+    trained = seeded(lambda: selfadapt.create_model(name, classes=3))
+    if name == "hrnet_w18":
+        nn.init.zeros_(trained.head[0].bias)
+    tensors = mmseg(trained, parts)
+    tensors.pop("decode_head.convs.0.conv.bias", None)
+    torch.save({"meta": meta, "state_dict": tensors, "optimizer": {}}, tmp_path / "iter_1.pth")
+    model = selfadapt.create_model(name, weights=tmp_path / "iter_1.pth")
+    assert model.spec.classes == CLASSES
+    assert same(model, trained)
+
+
+def test_the_authors_hrnet_checkpoints_load(tmp_path: Path) -> None:
+    trained = seeded(lambda: selfadapt.create_model("hrnet_w18", classes=3))
+    tensors = {}
+    for name, value in trained.state_dict().items():
+        plain = name.removeprefix("backbone.").replace("head.", "last_layer.", 1)
+        tensors[f"model.{plain}"] = value
+    torch.save({"state_dict": tensors}, tmp_path / "hrnet.pth")
+    model = selfadapt.create_model("hrnet_w18", weights=tmp_path / "hrnet.pth")
+    assert same(model, trained)
+
+
+@pytest.mark.parametrize("wrap", ["state_dict", "model", "model_state_dict", ""])
+@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "module.model.", ""])
+def test_wrappings_come_off(wrap: str, prefix: str, tmp_path: Path) -> None:
+    trained = seeded(lambda: selfadapt.create_model("hrnet_w18", classes=3))
+    tensors: Any = {f"{prefix}{name}": value for name, value in trained.state_dict().items()}
+    torch.save({wrap: tensors, "epoch": 3} if wrap else tensors, tmp_path / "w.pth")
+    model = selfadapt.create_model("hrnet_w18", weights=tmp_path / "w.pth")
+    assert len(model.spec.classes) == 3
+    assert torch.equal(model.head[3].weight, trained.head[3].weight)
+
+
+def test_a_mismatch_names_the_network_that_would_fit(tmp_path: Path) -> None:
+    trained = selfadapt.create_model("deeplabv1_resnet101", classes=19)
+    torch.save(trained.state_dict(), tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"it has too much backbone\.layer3\.6.* more; .*101'"):
+        selfadapt.create_model("deeplabv1_resnet50", weights=tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"it lacks .* it is closest to 'deeplabv1_resnet101'"):
+        selfadapt.create_model("hrnet_w18", weights=tmp_path / "w.pth")
+
+
+def test_the_classes_of_a_file_are_taken_unless_others_are_asked_for(tmp_path: Path) -> None:
+    trained = selfadapt.create_model("hrnet_w18", classes=CLASSES)
+    path = tmp_path / "net.safetensors"
+    selfadapt.save_model(trained, path)
+    assert selfadapt.create_model("hrnet_w18", weights=path).spec.classes == CLASSES
+    assert selfadapt.create_model("hrnet_w18", weights=path, classes=3).spec.classes[0] == "class 0"
+    with pytest.raises(ValueError, match="it has 3 classes, but 16 are asked for; give classes=3"):
+        selfadapt.create_model("hrnet_w18", weights=path, classes="synthia-16")
+
+
+def test_weights_of_another_width_are_refused_by_name_and_shape(tmp_path: Path) -> None:
+    tensors = selfadapt.create_model("hrnet_w18", classes=3).state_dict()
+    tensors["head.0.weight"] = torch.zeros(270, 99, 1, 1)
+    torch.save(tensors, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"head\.0\.weight has the shape \(270, 99, 1, 1\), but"):
+        selfadapt.create_model("hrnet_w18", classes=3, weights=tmp_path / "w.pth")
+
+
+def test_dropout_comes_with_building_saving_and_loading(tmp_path: Path) -> None:
+    model = seeded(lambda: selfadapt.create_model("hrnet_w18", classes=3, dropout=0.1))
+    selfadapt.save_model(model, tmp_path / "net.safetensors")
+    loaded = selfadapt.load_model(tmp_path / "net.safetensors")
+    assert loaded.spec.dropout == 0.1
+    rates = [module.p for module in loaded.modules() if isinstance(module, nn.Dropout)]
+    assert len(rates) == sum(isinstance(module, nn.ReLU) for module in loaded.modules())
+    assert set(rates) == {0.1}
+    assert same(loaded, model)
+    plain = seeded(lambda: selfadapt.create_model("hrnet_w18", classes=3))
+    assert list(plain.state_dict()) == list(model.state_dict())
+    selfadapt.save_model(plain, tmp_path / "plain.safetensors")
+    again = selfadapt.load_model(tmp_path / "plain.safetensors", dropout=0.2)
+    assert {m.p for m in again.modules() if isinstance(m, nn.Dropout)} == {0.2}
+    with pytest.raises(ValueError, match=r"the dropout rate must lie between 0 and 1, got 1\.5"):
+        selfadapt.create_model("hrnet_w18", dropout=1.5)
