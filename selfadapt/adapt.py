@@ -75,7 +75,7 @@ class SelfAdapt(Method):
         interface: Interface | None = None,
     ) -> None:
         check_psi(psi)
-        check_steps(steps, lr)
+        check_steps(steps, 1.0 if lr is None else lr)
         super().__init__(
             model, alpha=alpha, mode=mode, max_pixels=max_pixels, compare=compare,
             interface=interface,
@@ -83,8 +83,7 @@ class SelfAdapt(Method):
         self.psi = psi
         self.lr = LR[mode] if lr is None else lr
         self.steps = steps
-        self.selection = adapted_parameters(self.model, adapt)
-        self.notes += self.selection.notes
+        self._tune(adapted_parameters(self.model, adapt))
         self.views = self._choose_views(scales, views)
 
     def _segment(self, image: Tensor, size: Size) -> Result:

@@ -121,7 +121,7 @@ class MCDropout(Method):
         **common: Unpack[Common],
     ) -> None:
         check_count("passes", passes, least=1)
-        check_count("seed", seed, least=0)
+        check_count("seed", seed, least=0, most=2**63 - 1)
         if rate is not None:
             check_rate(rate)
         super().__init__(model, alpha=alpha, **common)
@@ -146,17 +146,22 @@ class MCDropout(Method):
             with DropoutAfterReLU(self.rate or 0.1) as after_relu:
                 yield after_relu
                 return
-        for layer in self._layers:
-            layer.training = True
-            layer.p = layer.p if self.rate is None else self.rate
-        yield None
+        rates = [layer.p for layer in self._layers]
+        try:
+            for layer in self._layers:
+                layer.training = True
+                layer.p = layer.p if self.rate is None else self.rate
+            yield None
+        finally:
+            for layer, rate in zip(self._layers, rates, strict=True):
+                layer.training, layer.p = False, rate
 
     def _try_after_relu(self) -> str:
         """Run an empty image with dropout after each ReLU; say how many there are."""
         image = self._load(torch.zeros(self.interface.channels or 3, 32, 32), normalized=False)
         after_relu = DropoutAfterReLU(0.1)
-        with torch.inference_mode(False), torch.no_grad(), seeded(0, image.device):  # noqa: SIM117
-            with lent(self.model), after_relu:
+        with torch.inference_mode(False), torch.no_grad(), lent(self.model):  # noqa: SIM117
+            with seeded(0, image.device), after_relu:
                 Episode(self.model, self.interface).logits(image)
         if not after_relu.num:
             raise ValueError(
@@ -183,7 +188,7 @@ class Ensemble:
 
     def __init__(
         self,
-        model: nn.Module | Sequence[nn.Module],
+        model: nn.Module | Iterable[nn.Module],
         *,
         alpha: Alpha = 0.1,
         tta: bool = False,
@@ -191,10 +196,14 @@ class Ensemble:
         views: Iterable[View] | None = None,
         **common: Unpack[Common],
     ) -> None:
-        networks = (model,) if isinstance(model, nn.Module) else tuple(model)
+        if not isinstance(model, nn.Module | Iterable):
+            raise TypeError(f"an ensemble is of torch.nn.Modules, got {type(model).__name__}")
+        if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList):
+            model = (model,)
+        networks: tuple[nn.Module, ...] = tuple(model)
         if not networks:
             raise ValueError("an ensemble needs at least one network, got none")
-        views = None if views is None else tuple(views)
+        views = views if views is None or isinstance(views, View) else tuple(views)
         self.members: tuple[Method, ...] = tuple(
             TTA(network, alpha=alpha, scales=scales, views=views, **common)
             if tta
@@ -209,8 +218,9 @@ class Ensemble:
     def __call__(self, image: Image, *, normalized: bool = False) -> Result:
         """Segment ``image`` with each network, and average their probabilities."""
         start = time.perf_counter()
-        if not normalized:  # read a file once
-            image = load_image(image, self.members[0].interface.channels or 3)
+        channels = {member.interface.channels or 3 for member in self.members}
+        if not normalized and len(channels) == 1:  # read a file once
+            image = load_image(image, channels.pop())
         results = [member(image, normalized=normalized) for member in self.members]
         classes = [len(result.probs) for result in results]
         if len(set(classes)) > 1:

@@ -4,6 +4,7 @@
 into a network for the length of a ``with`` block, wherever a ReLU is computed, and changes nothing.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
@@ -36,22 +37,22 @@ def add_dropout(model: nn.Module, rate: float = 0.1) -> int:
         1
     """
     check_rate(rate)
-    num = 0
+    layers: dict[nn.Module, ReLUWithDropout] = {}
     for module in list(model.modules()):
         if isinstance(module, ReLUWithDropout):
             module.dropout.p = rate
-            num += 1
+            layers[module.relu] = module
             continue
-        for name, child in module.named_children():
+        for name, child in list(module._modules.items()):  # a layer may have several names
             if type(child) is nn.ReLU:
-                setattr(module, name, ReLUWithDropout(child, rate))
-                num += 1
-    if not num:
+                layers.setdefault(child, ReLUWithDropout(child, rate))
+                setattr(module, name, layers[child])
+    if not layers:
         raise ValueError(
             "dropout goes after ReLU layers, and this network has none; does it call F.relu "
             "instead? Then build dropout into it by hand"
         )
-    return num
+    return len(layers)
 
 
 class ReLUWithDropout(nn.Module):
@@ -61,6 +62,7 @@ class ReLUWithDropout(nn.Module):
         super().__init__()
         self.relu = relu
         self.dropout = nn.Dropout(rate)
+        self.train(relu.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x``, rectified and thinned out."""
@@ -103,11 +105,17 @@ class DropoutAfterReLU(TorchFunctionMode):
         return F.dropout(output, self.rate, training=True)
 
 
+_DICE = threading.RLock()
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Let random numbers start from ``seed``; outside, they go on as if none had been drawn."""
+    """Let random numbers start from ``seed``; outside, they go on as if none had been drawn.
+
+    There is one source of random numbers for all threads, so they wait for each other.
+    """
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with _DICE, torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         if devices:
             with torch.cuda.device(device):

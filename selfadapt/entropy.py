@@ -3,7 +3,7 @@
 H(p) = - sum_c p_c log p_c, averaged over the pixels
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Unpack
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from selfadapt.episode import Episode, Gradients
 from selfadapt.method import Common, Method, brought_back, check_steps, probs_at
-from selfadapt.models.families import Selection, adapted_parameters, normalisation_parameters
+from selfadapt.models.families import adapted_parameters, normalisation_parameters
 from selfadapt.norm import Alpha, check_alpha, find_san, lent_san
 from selfadapt.pseudo import fuse
 from selfadapt.result import Result
@@ -32,7 +32,27 @@ def mean_entropy(logits: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(dim=1).mean()
 
 
-class EntropyMin(Method):
+class _MinimisesEntropy(Method):
+    """Gradient descent on the entropy of the prediction, then one prediction."""
+
+    def __init__(
+        self, model: nn.Module, *, steps: int, lr: float, alpha: Alpha, **common: Unpack[Common]
+    ) -> None:
+        check_steps(steps, lr)
+        super().__init__(model, alpha=alpha, **common)
+        self.steps, self.lr = steps, lr
+
+    def _segment(self, image: Tensor, size: Size) -> Result:
+        with self._lent_san():
+            network = Episode(self.model, self.interface, self.selection.names)
+            with self._loop_statistics():
+                losses = [network.step(image, mean_entropy, self.lr) for _ in range(self.steps)]
+            logits = network.logits(image)
+        logits, notes = self._sound(image, logits)
+        return Result(probs=probs_at(logits, size), losses=tuple(map(float, losses)), notes=notes)
+
+
+class EntropyMin(_MinimisesEntropy):
     """Minimise the entropy of the prediction on the layers self-adaptation tunes (Table 5b).
 
     Args:
@@ -54,26 +74,11 @@ class EntropyMin(Method):
         adapt: Sequence[str] | None = None,
         **common: Unpack[Common],
     ) -> None:
-        check_steps(steps, lr)
-        super().__init__(model, alpha=alpha, **common)
-        self.steps, self.lr = steps, lr
-        self.selection = self._select(adapt)
-        self.notes += self.selection.notes
-
-    def _select(self, adapt: Sequence[str] | None) -> Selection:
-        return adapted_parameters(self.model, adapt)
-
-    def _segment(self, image: Tensor, size: Size) -> Result:
-        with self._lent_san():
-            network = Episode(self.model, self.interface, self.selection.names)
-            with self._loop_statistics():
-                losses = [network.step(image, mean_entropy, self.lr) for _ in range(self.steps)]
-            logits = network.logits(image)
-        logits, notes = self._sound(image, logits)
-        return Result(probs=probs_at(logits, size), losses=tuple(map(float, losses)), notes=notes)
+        super().__init__(model, steps=steps, lr=lr, alpha=alpha, **common)
+        self._tune(adapted_parameters(self.model, adapt))
 
 
-class Tent(EntropyMin):
+class Tent(_MinimisesEntropy):
     """Minimise the entropy by BatchNorm's scale and shift alone (Tent; Wang et al., 2021).
 
     Episodic: every image starts from the source weights. The prediction is made after the last
@@ -97,9 +102,7 @@ class Tent(EntropyMin):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(model, steps=steps, lr=lr, alpha=alpha, **common)
-
-    def _select(self, adapt: Sequence[str] | None) -> Selection:
-        return normalisation_parameters(self.model)
+        self._tune(normalisation_parameters(self.model))
 
 
 class MEMO(Method):
@@ -135,8 +138,7 @@ class MEMO(Method):
         check_steps(steps, lr)
         super().__init__(model, alpha=alpha, **common)
         self.steps, self.lr = steps, lr
-        self.selection = adapted_parameters(self.model, adapt)
-        self.notes += self.selection.notes
+        self._tune(adapted_parameters(self.model, adapt))
         self.views = self._choose_views(scales, views)
 
     def _segment(self, image: Tensor, size: Size) -> Result:
@@ -183,6 +185,8 @@ class InTEnt(Method):
         if isinstance(alphas, str) or not isinstance(alphas, Sequence) or not alphas:
             raise ValueError(f"alphas must be a list of numbers in [0, 1], got {alphas!r}")
         for alpha in alphas:
+            if isinstance(alpha, Mapping):
+                raise ValueError(f"each alpha must be one number for all layers, got {alpha!r}")
             check_alpha(alpha)
         super().__init__(model, alpha=max(alphas), **common)
         self.alphas = tuple(alphas)
@@ -193,12 +197,18 @@ class InTEnt(Method):
         for mix in self._mixes:
             with lent_san(self.model, mix):
                 predictions.append(Episode(self.model, self.interface).probs(image))
-        predictions = [probs for probs in predictions if not probs.isnan().any()]
-        if not predictions:
-            raise ValueError("the network's predictions for this image are not finite")
+        finite = [not bool(probs.isnan().any()) for probs in predictions]
+        failed = [f"{a:g}" for a, fine in zip(self.alphas, finite, strict=True) if not fine]
+        notes: tuple[str, ...] = ()
+        if failed:
+            notes = (f"the predictions with alpha {', '.join(failed)} are not finite",)
+        if not any(finite):
+            logits, notes = self._rescue(image, notes[0])
+            return Result(probs=probs_at(logits, size), notes=notes)
+        predictions = [probs for probs, fine in zip(predictions, finite, strict=True) if fine]
         weights = _weights(torch.stack([_balanced_entropy(probs) for probs in predictions]))
         mean = sum(weight * probs for weight, probs in zip(weights, predictions, strict=True))
-        return Result(probs=brought_back(mean, size))
+        return Result(probs=brought_back(mean, size), notes=notes)
 
 
 def _balanced_entropy(probs: Tensor) -> Tensor:

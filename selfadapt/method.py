@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from selfadapt.episode import Episode
 from selfadapt.images import Image, load_image
 from selfadapt.models.detect import detect
+from selfadapt.models.families import Selection
 from selfadapt.models.interface import Interface, lent
 from selfadapt.names import nearest
 from selfadapt.norm import Alpha, find_san, image_statistics, lent_san
@@ -97,9 +98,9 @@ class Method(ABC):
         self.notes = self._model_notes()
 
     def __repr__(self) -> str:
-        known = (name for name in inspect.signature(type(self)).parameters if name in vars(self))
-        shown = [name for name in known if name not in ("model", "views", "interface")]
-        settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+        own = (*inspect.signature(type(self)).parameters, "mode", "max_pixels")
+        shown = [n for n in own if n in vars(self) and n not in ("model", "views", "interface")]
+        settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in dict.fromkeys(shown))
         text = f"{type(self).__name__}({type(self.model).__name__}, {settings})"
         if views := getattr(self, "views", None):
             text += f"\n  views: {', '.join(map(str, views))}"
@@ -146,6 +147,11 @@ class Method(ABC):
         if channels != 3:
             self.notes += (f"input channels: {channels}, so no view is turned gray",)
         return usable_views(scales, views, MODES[self.mode].view, channels)
+
+    def _tune(self, selection: Selection) -> None:
+        """Take the parameters to adapt, and note it where they are a guess."""
+        self.selection = selection
+        self.notes += selection.notes
 
     def _source(self, image: Tensor) -> Tensor:
         """Return the logits ``(1, C, H, W)`` of the network as trained."""
@@ -223,17 +229,19 @@ def finite(logits: Tensor) -> bool:
     return not bool(logits.softmax(dim=1).isnan().any())
 
 
-def check_steps(steps: int, lr: float | None) -> None:
+def check_steps(steps: int, lr: float) -> None:
     """Raise ValueError unless these are a number of steps and a learning rate."""
     check_count("steps", steps, least=0)
-    if lr is not None and not (isinstance(lr, Real) and 0 < lr < float("inf")):
+    if isinstance(lr, bool) or not isinstance(lr, Real) or not 0 < lr < float("inf"):
         raise ValueError(f"lr must be a positive number, got {lr!r}")
 
 
-def check_count(name: str, value: int, least: int) -> None:
-    """Raise ValueError unless ``value`` is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise ValueError(f"{name} must be a whole number, {least} or more, got {value!r}")
+def check_count(name: str, value: int, least: int, most: float = float("inf")) -> None:
+    """Raise ValueError unless ``value`` is a whole number in the given range."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not (whole and least <= int(value) <= most):
+        range_text = f"{least} or more" if most == float("inf") else f"{least} to {most}"
+        raise ValueError(f"{name} must be a whole number, {range_text}, got {value!r}")
 
 
 def _with_source(result: Result, source: Tensor, size: Size) -> Result:

@@ -8,7 +8,7 @@ this contract, most easily on top of ``Method``, and give it a line here.
 """
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from torch import nn
@@ -47,7 +47,7 @@ METHODS: dict[str, type[Method] | type[Ensemble]] = {
 """Name -> class."""
 
 
-def create_method(name: str, model: nn.Module | Sequence[nn.Module], **settings: Any) -> Segments:
+def create_method(name: str, model: nn.Module | Iterable[nn.Module], **settings: Any) -> Segments:
     """Create a method by name.
 
     Args:
@@ -66,10 +66,6 @@ def create_method(name: str, model: nn.Module | Sequence[nn.Module], **settings:
 
 def check_method(name: str, settings: Iterable[str]) -> None:
     """Raise ValueError unless there is such a method and it has these settings."""
-    if name not in METHODS:
-        raise ValueError(
-            f"unknown method {name!r};{nearest(str(name), METHODS)} known: {', '.join(METHODS)}"
-        )
     known = settings_of(name)
     for setting in settings:
         if setting not in known:
@@ -81,6 +77,10 @@ def check_method(name: str, settings: Iterable[str]) -> None:
 
 def settings_of(name: str) -> dict[str, inspect.Parameter]:
     """Return the settings of a method by name, its own first, then those every method has."""
+    if name not in METHODS:
+        raise ValueError(
+            f"unknown method {name!r};{nearest(str(name), METHODS)} known: {', '.join(METHODS)}"
+        )
     own = inspect.signature(METHODS[name]).parameters
     common = inspect.signature(Method).parameters
     settings = {n: p for n, p in own.items() if p.kind is p.KEYWORD_ONLY}

@@ -89,7 +89,7 @@ def normalisation_parameters(model: nn.Module) -> Selection:
     """
     if names := _parameters_of(model, is_batchnorm):
         return Selection(names, f"scale and shift of {len(names) // 2} BatchNorm layers")
-    names = _parameters_of(model, lambda module: "Norm" in type(module).__name__)
+    names = _parameters_of(model, _is_norm)
     if not names:
         raise ValueError(
             "Tent tunes the scale and shift of normalisation layers, and this network has none; "
@@ -101,10 +101,17 @@ def normalisation_parameters(model: nn.Module) -> Selection:
 
 def _parameters_of(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> tuple[str, ...]:
     """Return the names of the parameters that the chosen modules hold themselves."""
-    held = (
-        m.named_parameters(path, recurse=False) for path, m in model.named_modules() if chosen(m)
-    )
-    return tuple(name for parameters in held for name, p in parameters if p.is_floating_point())
+    held = {
+        parameter
+        for module in model.modules()
+        if chosen(module)
+        for parameter in module.parameters(recurse=False)
+    }
+    return tuple(name for name, p in model.named_parameters() if p in held)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return any("Norm" in kind.__name__ for kind in type(module).__mro__)
 
 
 def _by_pattern(names: Sequence[str], patterns: Iterable[str]) -> Selection:
