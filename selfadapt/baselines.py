@@ -7,6 +7,7 @@ All of them also take the settings that every method has: ``mode``, ``max_pixels
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Unpack
 
 import torch
@@ -33,9 +34,6 @@ class SaNOnly(Method):
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
         **common: See ``Method``.
     """
-
-    def __init__(self, model: nn.Module, *, alpha: Alpha = 0.1, **common: Unpack[Common]) -> None:
-        super().__init__(model, alpha=alpha, **common)
 
     def _segment(self, image: Tensor, size: Size) -> Result:
         with self._lent_san():
@@ -140,18 +138,18 @@ class MCDropout(Method):
         return Result(probs=probs_at(logits, size), notes=notes)
 
     @contextmanager
-    def _dropout(self) -> Iterator[DropoutAfterReLU | None]:
+    def _dropout(self) -> Iterator[None]:
         """Switch dropout on in a lent model: its own layers, or one after each ReLU."""
         if not self._layers:
-            with DropoutAfterReLU(self.rate or 0.1) as after_relu:
-                yield after_relu
-                return
+            with DropoutAfterReLU(self.rate or 0.1):
+                yield
+            return
         rates = [layer.p for layer in self._layers]
         try:
             for layer in self._layers:
                 layer.training = True
                 layer.p = layer.p if self.rate is None else self.rate
-            yield None
+            yield
         finally:
             for layer, rate in zip(self._layers, rates, strict=True):
                 layer.training, layer.p = False, rate
@@ -221,24 +219,28 @@ class Ensemble:
         channels = {member.interface.channels or 3 for member in self.members}
         if not normalized and len(channels) == 1:  # read a file once
             image = load_image(image, channels.pop())
-        results = [member(image, normalized=normalized) for member in self.members]
-        classes = [len(result.probs) for result in results]
-        if len(set(classes)) > 1:
-            raise ValueError(
-                f"the networks of an ensemble must have the same classes, got {classes} of them"
-            )
-        sources = [result.source_probs for result in results if result.source_probs is not None]
-        fused = [result.fused_probs for result in results if result.fused_probs is not None]
-        return Result(
-            probs=_mean(result.probs for result in results),
-            source_probs=_mean(sources) if len(sources) == len(results) else None,
-            fused_probs=_mean(fused) if len(fused) == len(results) else None,
-            seconds=time.perf_counter() - start,
-            notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+        mean = self.members[0](image, normalized=normalized)
+        for num, member in enumerate(self.members[1:], start=1):
+            mean = _averaged(mean, num, member(image, normalized=normalized))
+        return replace(mean, seconds=time.perf_counter() - start)
+
+
+def _averaged(mean: Result, num: int, other: Result) -> Result:
+    """Take one more result into the mean of ``num``; a map that one of them lacks is left out."""
+    if len(mean.probs) != len(other.probs):
+        raise ValueError(
+            "the networks of an ensemble must have the same classes, "
+            f"got {len(mean.probs)} and {len(other.probs)} of them"
         )
 
+    def average(these: Tensor | None, those: Tensor | None) -> Tensor | None:
+        if these is None or those is None:
+            return None
+        return (num * these + those.to(these.device)) / (num + 1)
 
-def _mean(maps: Iterable[Tensor]) -> Tensor:
-    """Average maps that may lie on several devices."""
-    maps = list(maps)
-    return fuse(each.to(maps[0].device) for each in maps)
+    return Result(
+        probs=(num * mean.probs + other.probs.to(mean.probs.device)) / (num + 1),
+        source_probs=average(mean.source_probs, other.source_probs),
+        fused_probs=average(mean.fused_probs, other.fused_probs),
+        notes=tuple(dict.fromkeys(mean.notes + other.notes)),
+    )

@@ -12,6 +12,7 @@ import torch
 import torchvision.models.segmentation as tv
 from safetensors.torch import save_file
 from torch import nn
+from torchvision.models import resnet18
 
 import selfadapt
 from conftest import random_image, seeded
@@ -205,7 +206,18 @@ def test_open_model_takes_a_file_or_an_address(tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     selfadapt.save_model(selfadapt.create_model("smp:Unet/resnet18", classes=2), path)
     assert len(selfadapt.open_model(path).spec.classes) == 2
-    assert len(selfadapt.open_model("smp:Unet/resnet18", classes=3).spec.classes) == 3
+    weights = selfadapt.create_model("smp:Unet/resnet18", classes=3).state_dict()
+    torch.save(weights, tmp_path / "w.pth")
+    opened = selfadapt.open_model("smp:Unet/resnet18", weights=tmp_path / "w.pth")
+    assert len(opened.spec.classes) == 3
+    for name in ("smp:Unet/resnet18", "hrnet_w18"):
+        with pytest.raises(ValueError, match="comes without weights: give weights=FILE, of the"):
+            selfadapt.open_model(name)
+    with pytest.raises(ValueError, match="comes without weights"):
+        selfadapt.open_model("torchvision:fcn_resnet50", classes=3)
+    torch.save(resnet18(weights=None).state_dict(), tmp_path / "backbone.pth")
+    with pytest.raises(ValueError, match=r"backbone\.pth does not fit this network: it lacks"):
+        selfadapt.open_model("smp:Unet/resnet18", weights=tmp_path / "backbone.pth")
     with pytest.raises(ValueError, match="describes its network itself: leave out classes"):
         selfadapt.open_model(path, classes=3)
     with pytest.raises(FileNotFoundError, match=r"there is no file net\.pth"):

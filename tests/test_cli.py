@@ -245,13 +245,17 @@ BAD = {
         ["{photos}", "--weights", "w.pth"],
         "describes its network itself: leave out weights",
     ),
+    "no weights": (
+        ["{photos}", "--model", "hrnet_w18"],
+        "hrnet_w18 comes without weights: give weights=FILE, of the whole network",
+    ),
     "no weights file": (
         ["{photos}", "--model", "hrnet_w18", "--weights", "w.pth"],
         "there is no weights file w.pth",
     ),
     "unknown class space": (
-        ["{photos}", "--model", "hrnet_w18", "--classes", "cityscapes"],
-        "unknown class space 'cityscapes'",
+        ["{photos}", "--model", "hrnet_w18", "--weights", "{photos}/a.png", "--classes", "cs"],
+        "unknown class space 'cs'",
     ),
 }
 

@@ -86,7 +86,8 @@ def load_model(path: str | os.PathLike[str], *, dropout: float | None = None) ->
     if "arch" not in metadata:
         raise ValueError(
             f"{path} holds weights but does not name its architecture; load it with "
-            f"create_model(NAME, weights=PATH), NAME one of {', '.join(MODELS)}"
+            "create_model(NAME, weights=PATH), on the command line --model NAME --weights PATH; "
+            f"NAME is one of {', '.join(MODELS)}, or an address"
         )
     try:
         model: Any = recorded_spec(weights).build()

@@ -54,40 +54,64 @@ def create_model(
         >>> model.spec.classes
         ('class 0', 'class 1', 'class 2')
     """
-    names = None if classes is None else class_names(classes)
-    if is_foreign(name):
-        spec = ModelSpec(name, names or (), options, norm, dropout)
-        return _foreign(spec, None if weights is None else read_weights(weights), trust=trust)
-    source = _source(name, weights, pretrained=classes is None)
-    recorded = source.classes if source else None
-    spec = ModelSpec(name, names or recorded or CITYSCAPES_19, options, norm, dropout)
-    model: Any = spec.build()
-    if source is not None:
-        found = None if names or recorded else best_fit(model, source.tensors).num_classes()
-        if found:
-            model = replace(spec, classes=class_names(found[0])).build()
-        if not put_weights(model, source) and weights != "imagenet":
-            warnings.warn(f"{weights} is of the backbone alone: the head is new", stacklevel=2)
-        _compare_options(model.spec, source)
-    return model
+    spec = ModelSpec(name, () if classes is None else class_names(classes), options, norm, dropout)
+    return _created(spec, weights, trust=trust)
 
 
-def open_model(place: str | os.PathLike[str], **how: Any) -> nn.Module:
-    """Open a network from a file saved by ``save_model``, or create it by name or address.
+def open_model(
+    place: str | os.PathLike[str],
+    *,
+    classes: int | str | Sequence[str] | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    trust: bool = False,
+) -> nn.Module:
+    """Open a trained network, from a file saved by ``save_model`` or by name or address.
 
     Args:
         place: A file, or what ``create_model`` takes as its name.
-        **how: Further arguments of ``create_model``; a file that names its network needs none.
+        classes: As in ``create_model``. A file of ``save_model`` needs none of these.
+        weights: A file with weights of the whole network, where it has none of its own.
+        trust: Run the function at ``MODULE:FUNCTION``.
     """
-    given = {name: value for name, value in how.items() if value}
-    text = os.fspath(place)
-    if not os.path.isfile(text):
-        if text not in MODELS and (":" not in text) and (os.sep in text or "." in text):
-            raise FileNotFoundError(f"there is no file {text}")
-        return create_model(text, **given)
-    if given:
-        raise ValueError(f"{text} describes its network itself: leave out {', '.join(given)}")
-    return load_model(text)
+    name = os.fspath(place)
+    if os.path.isfile(name):
+        given = {"classes": classes, "weights": weights, "trust": trust or None}
+        if needless := [setting for setting, value in given.items() if value is not None]:
+            raise ValueError(
+                f"{name} describes its network itself: leave out {', '.join(needless)}"
+            )
+        return load_model(name)
+    if ":" not in name and name not in MODELS and (os.sep in name or "." in name):
+        raise FileNotFoundError(f"there is no file {name}")
+    published = is_foreign(name) or (find_architecture(name).pretrained and classes is None)
+    if weights in (None, "imagenet") and not published:
+        raise ValueError(f"{name} comes without weights: give weights=FILE, of the whole network")
+    spec = ModelSpec(name, () if classes is None else class_names(classes))
+    return _created(spec, weights, trust=trust, whole=True)
+
+
+def _created(
+    spec: ModelSpec,
+    weights: str | os.PathLike[str] | None,
+    *,
+    trust: bool,
+    whole: bool = False,
+) -> nn.Module:
+    """Create a network; where ``spec`` names no classes, those of the weights count."""
+    if is_foreign(spec.name):
+        return _foreign(spec, None if weights is None else read_weights(weights), trust=trust)
+    source = _source(spec, weights)
+    recorded = source.classes if source else None
+    model: Any = replace(spec, classes=spec.classes or recorded or CITYSCAPES_19).build()
+    if source is None:
+        return model
+    unknown = not (spec.classes or recorded)
+    if unknown and (found := best_fit(model, source.tensors).num_classes()):
+        model = replace(spec, classes=class_names(found[0])).build()
+    if not put_weights(model, source, whole=whole) and weights != "imagenet":
+        warnings.warn(f"{weights} is of the backbone alone: the head is new", stacklevel=3)
+    _compare_options(model.spec, source)
+    return model
 
 
 def _foreign(spec: ModelSpec, source: Weights | None, *, trust: bool) -> nn.Module:
@@ -108,24 +132,22 @@ def _foreign(spec: ModelSpec, source: Weights | None, *, trust: bool) -> nn.Modu
         add_dropout(model, spec.dropout)
     model.spec = replace(spec, classes=spec.classes or known)
     if source is not None:
-        put_weights(model, source)
+        put_weights(model, source, whole=True)
     return model
 
 
-def _source(
-    name: str, weights: str | os.PathLike[str] | None, *, pretrained: bool
-) -> Weights | None:
+def _source(spec: ModelSpec, weights: str | os.PathLike[str] | None) -> Weights | None:
     """Get the weights that are asked for."""
-    architecture = find_architecture(name)
+    architecture = find_architecture(spec.name)
     if weights == "imagenet":
-        origin = f"the ImageNet weights for {name}"
+        origin = f"the ImageNet weights for {spec.name}"
         return Weights(tensors=_fetched(origin, architecture.imagenet), origin=origin)
     if weights is not None:
         return read_weights(weights)
-    if not pretrained or architecture.pretrained is None:
+    if spec.classes or architecture.pretrained is None:
         return None
-    tensors, classes = _fetched(f"the weights of {name}", architecture.pretrained)
-    return Weights(tensors=tensors, classes=classes, origin=name)
+    tensors, classes = _fetched(f"the weights of {spec.name}", architecture.pretrained)
+    return Weights(tensors=tensors, classes=classes, origin=spec.name)
 
 
 def _fetched(what: str, fetch: Callable[[], T]) -> T:
@@ -149,5 +171,5 @@ def _compare_options(spec: ModelSpec, source: Weights) -> None:
             warnings.warn(
                 f"{source.origin} was saved with {option}={value!r}, but is used with "
                 f"{option}={here[option]!r}",
-                stacklevel=3,
+                stacklevel=4,
             )
