@@ -24,7 +24,7 @@ from selfadapt.method import MODES, Method, ModeName, brought_back, check_steps,
 from selfadapt.models.families import adapted_parameters
 from selfadapt.models.interface import Interface
 from selfadapt.norm import Alpha
-from selfadapt.pseudo import check_psi, fuse, ignore_label, pseudo_label
+from selfadapt.pseudo import check_psi, ignore_label, pseudo_label
 from selfadapt.result import Result
 from selfadapt.views import SCALES, Size, View, size_of
 
@@ -88,10 +88,8 @@ class SelfAdapt(Method):
 
     def _segment(self, image: Tensor, size: Size) -> Result:
         with self._lent_san():
-            network = Episode(self.model, self.interface, self.selection.names)
-            fused = fuse(
-                view.undo(network.probs(view.make(image)), size_of(image)) for view in self.views
-            )
+            network = self._episode(self.selection.names)
+            fused = self._fused(network, image, self.views)
             ignore = ignore_label(len(fused))
             label = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
             losses = self._adapt(network, image, label, ignore)

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from selfadapt.dropout import DropoutAfterReLU, check_rate, dropout_layers, seeded
-from selfadapt.episode import Episode
 from selfadapt.images import Image, load_image
 from selfadapt.method import Common, Method, brought_back, check_count, probs_at
 from selfadapt.models.interface import lent
 from selfadapt.norm import Alpha
 from selfadapt.pseudo import fuse
 from selfadapt.result import Result
-from selfadapt.views import SCALES, Size, View, size_of
+from selfadapt.views import SCALES, Size, View
 
 # one forward pass
 
@@ -37,7 +36,7 @@ class SaNOnly(Method):
 
     def _segment(self, image: Tensor, size: Size) -> Result:
         with self._lent_san():
-            logits = Episode(self.model, self.interface).logits(image)
+            logits = self._episode().logits(image)
         logits, notes = self._sound(image, logits)
         return Result(probs=probs_at(logits, size), notes=notes)
 
@@ -84,10 +83,7 @@ class TTA(Method):
 
     def _segment(self, image: Tensor, size: Size) -> Result:
         with self._lent_san():
-            network = Episode(self.model, self.interface)
-            fused = fuse(
-                view.undo(network.probs(view.make(image)), size_of(image)) for view in self.views
-            )
+            fused = self._fused(self._episode(), image, self.views)
         if not fused.isnan().any():
             probs = brought_back(fused, size)
             return Result(probs=probs, fused_probs=probs)
@@ -130,7 +126,7 @@ class MCDropout(Method):
 
     def _segment(self, image: Tensor, size: Size) -> Result:
         with seeded(self.seed, image.device), self._lent_san(), self._dropout():
-            network = Episode(self.model, self.interface)
+            network = self._episode()
             mean = fuse(network.probs(image) for _ in range(self.passes))
         if not mean.isnan().any():
             return Result(probs=brought_back(mean, size))
@@ -160,7 +156,7 @@ class MCDropout(Method):
         after_relu = DropoutAfterReLU(0.1)
         with torch.inference_mode(False), torch.no_grad(), lent(self.model):  # noqa: SIM117
             with seeded(0, image.device), after_relu:
-                Episode(self.model, self.interface).logits(image)
+                self._episode().logits(image)
         if not after_relu.num:
             raise ValueError(
                 "MC-dropout needs dropout layers, or ReLUs to put dropout after, and this network "

@@ -17,7 +17,15 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from selfadapt import METHODS, MODELS, __version__, create_method, create_model, open_model
+from selfadapt import (
+    METHODS,
+    MODELS,
+    Interface,
+    __version__,
+    create_method,
+    create_model,
+    open_model,
+)
 from selfadapt.demo import demo
 from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, settings_of
@@ -224,7 +232,9 @@ def _models(args: Namespace) -> int:
             print(f"{name}: {error}\n")
             continue
         millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-        print(f"{name}: output stride {architecture.stride}, ImageNet preprocessing")
+        interface = architecture.interface or Interface()
+        print(f"{name}: output stride {architecture.stride}")
+        print(f"  input       RGB, mean {interface.mean}, std {interface.std}")
         print(
             f"  parameters  {millions:.2f} M with 19 classes; published: {architecture.published}"
         )

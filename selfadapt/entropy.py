@@ -13,7 +13,6 @@ from selfadapt.episode import Episode, Gradients
 from selfadapt.method import Common, Method, brought_back, check_steps, probs_at
 from selfadapt.models.families import adapted_parameters, normalisation_parameters
 from selfadapt.norm import Alpha, check_alpha, find_san, lent_san
-from selfadapt.pseudo import fuse
 from selfadapt.result import Result
 from selfadapt.views import SCALES, Size, View, size_of
 
@@ -44,7 +43,7 @@ class _MinimisesEntropy(Method):
 
     def _segment(self, image: Tensor, size: Size) -> Result:
         with self._lent_san():
-            network = Episode(self.model, self.interface, self.selection.names)
+            network = self._episode(self.selection.names)
             with self._loop_statistics():
                 losses = [network.step(image, mean_entropy, self.lr) for _ in range(self.steps)]
             logits = network.logits(image)
@@ -110,7 +109,8 @@ class MEMO(Method):
 
     Views are undone before they are averaged, as a pixel's class does not change with them. The
     mean is made first, without gradients; then each view adds its share of the gradient by itself.
-    The result is the same as with all views at once, and the memory that of one.
+    The result is the same as with all views at once, and the memory that of one. Official mode
+    changes the views and the size cap; BatchNorm takes SaN with alpha in both modes.
 
     Args:
         model: Any segmentation network. It is never written to.
@@ -143,7 +143,7 @@ class MEMO(Method):
 
     def _segment(self, image: Tensor, size: Size) -> Result:
         with self._lent_san():
-            network = Episode(self.model, self.interface, self.selection.names)
+            network = self._episode(self.selection.names)
             losses = [float(self._step(network, image)) for _ in range(self.steps)]
             logits = network.logits(image)
         logits, notes = self._sound(image, logits)
@@ -152,7 +152,7 @@ class MEMO(Method):
     def _step(self, network: Episode, image: Tensor) -> Tensor:
         """Take one step on the entropy of the mean, view by view; return that entropy."""
         size = size_of(image)
-        mean = fuse(view.undo(network.probs(view.make(image)), size) for view in self.views)
+        mean = self._fused(network, image, self.views)
         log_mean = mean.clamp_min(1e-30).log()
         slope = -(log_mean + 1) / (mean[0].numel() * len(self.views))  # dH / d(a view's probs)
         total: Gradients = [None] * len(network.tuned)
@@ -170,8 +170,9 @@ class InTEnt(Method):
     """Mix predictions with several alphas by their entropy, none to choose (Dong et al., 2024).
 
     The original segments an object from its background and weighs both alike; here every class that
-    is predicted counts alike. As there, the entropies of one image are stretched to [0, 1] before
-    the softmax, so that the surest alpha weighs e times as much as the least sure.
+    is predicted counts alike. It takes the image's statistics from one pass with alpha 1, SaN from
+    the pass itself. As there, the entropies of one image are stretched to [0, 1] before the
+    softmax, so that the surest alpha weighs e times as much as the least sure.
 
     Args:
         model: Any segmentation network. It is never written to.
@@ -196,7 +197,7 @@ class InTEnt(Method):
         predictions = []
         for mix in self._mixes:
             with lent_san(self.model, mix):
-                predictions.append(Episode(self.model, self.interface).probs(image))
+                predictions.append(self._episode().probs(image))
         finite = [not bool(probs.isnan().any()) for probs in predictions]
         failed = [f"{a:g}" for a, fine in zip(self.alphas, finite, strict=True) if not fine]
         notes: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ lent out, times and notes are taken, and a prediction that is worthless falls ba
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -25,7 +25,8 @@ from selfadapt.models.detect import detect
 from selfadapt.models.families import Selection
 from selfadapt.models.interface import Interface, lent
 from selfadapt.names import nearest
-from selfadapt.norm import Alpha, find_san, image_statistics, lent_san
+from selfadapt.norm import Alpha, SaN, SaNReport, find_san, image_statistics, lent_san
+from selfadapt.pseudo import fuse
 from selfadapt.result import Result
 from selfadapt.views import OfficialView, Size, View, pil_resize, resize, size_of, usable_views
 
@@ -155,7 +156,19 @@ class Method(ABC):
 
     def _source(self, image: Tensor) -> Tensor:
         """Return the logits ``(1, C, H, W)`` of the network as trained."""
-        return Episode(self.model, self.interface).logits(image)
+        modules = self.model.named_modules()
+        applied = {name: 0.0 for name, module in modules if isinstance(module, SaN)}
+        with lent_san(self.model, SaNReport(applied)):  # whoever applied it keeps it
+            return self._episode().logits(image)
+
+    def _episode(self, tuned: Collection[str] = ()) -> Episode:
+        """Start an episode: the network, with its own copy of the weights to tune."""
+        return Episode(self.model, self.interface, tuned)
+
+    def _fused(self, network: Episode, image: Tensor, views: Iterable[View]) -> Tensor:
+        """Return the mean prediction over views, in the image plane."""
+        size = size_of(image)
+        return fuse(view.undo(network.probs(view.make(image)), size) for view in views)
 
     def _lent_san(self) -> AbstractContextManager[None]:
         """Lend the network SaN with the method's alpha."""
@@ -177,7 +190,7 @@ class Method(ABC):
     def _rescue(self, image: Tensor, trouble: str) -> tuple[Tensor, tuple[str, ...]]:
         """Return the logits of SaN, or else of the source network, and a note of what happened."""
         with self._lent_san():
-            logits = Episode(self.model, self.interface).logits(image)
+            logits = self._episode().logits(image)
         if finite(logits):
             return logits, (f"{trouble}: this is the prediction with SaN, without adaptation",)
         logits = self._source(image)

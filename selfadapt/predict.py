@@ -95,6 +95,10 @@ def write_result(
     names = list(classes or class_names(len(result.probs)))
     if len(names) == 1:
         names = ["background", *names]  # one output channel is two classes
+    if len(names) != len(result.probs):
+        raise ValueError(
+            f"the network predicts {len(result.probs)} classes, but {len(names)} are named"
+        )
     label = result.label
     painted = colored(label, class_colors(names))
     ids = label.cpu().numpy().astype(np.uint8 if len(names) <= 256 else np.uint16)

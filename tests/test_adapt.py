@@ -348,6 +348,14 @@ def test_adapting_changes_the_prediction_and_lowers_the_loss(image: Tensor) -> N
     assert result.seconds > 0
 
 
+def test_before_and_after_start_from_the_network_as_trained(tiny: nn.Module, image: Tensor) -> None:
+    expected = SelfAdapt(tiny, steps=1)(image)
+    selfadapt.apply_san(tiny, 1.0)
+    result = SelfAdapt(tiny, steps=1)(image)
+    assert torch.equal(result.source_probs, expected.source_probs)
+    assert torch.equal(result.probs, expected.probs)
+
+
 # guards
 
 

@@ -159,6 +159,7 @@ BAD = {
     "smp:Unet": "must name an encoder, as smp:Unet/resnet34 does",
     "smp:Unet/resnet35": "has no 'resnet35'; did you mean 'resnet50'",
     "smp:Unet/tu-no_such_net": "smp:Unet/tu-no_such_net cannot be built: .*no_such_net",
+    "smp:Unet/tu-hf_hub:someone/net": "must name an encoder",
     "hf:./nowhere": "there is no folder ./nowhere",
     "no_such_module:build": "No module named 'no_such_module'; is it on the Python path",
     "OWN:biuld": "has no function 'biuld'; did you mean 'build'",

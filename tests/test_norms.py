@@ -1,5 +1,6 @@
 import pytest
 import torch
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 import selfadapt
@@ -78,7 +79,9 @@ def test_the_running_statistics_follow_in_training_and_rest_in_evaluation(norm: 
     assert torch.equal(layer.running_mean, torch.zeros(4))
     layer.train()(x)
     torch.testing.assert_close(layer.running_mean, 0.25 * x.mean(dim=(0, 2, 3)))
-    assert (layer.running_var != 1).all()
+    unbiased = norm == "bin"  # as BatchNorm has it; Switchable Normalization has the plain variance
+    var = x.var(dim=(0, 2, 3), correction=int(unbiased))
+    torch.testing.assert_close(layer.running_var, 0.75 + 0.25 * var)
 
 
 def test_bin_starts_as_batchnorm_and_keeps_rho_in_range() -> None:
@@ -89,9 +92,31 @@ def test_bin_starts_as_batchnorm_and_keeps_rho_in_range() -> None:
     in_range = BatchInstanceNorm2d(4).eval()
     in_range.rho.data = torch.tensor([0.0, 0.25, 1.0, 1.0])
     torch.testing.assert_close(layer(x), in_range(x))
-    layer.train()(x).sum().backward()
-    assert layer.rho.tolist() == [0.0, 0.25, 1.0, 1.0]
-    assert layer.rho.grad is not None
+    (layer.train()(x) ** 3).sum().backward()
+    assert (layer.rho.grad != 0).all()
+
+
+@pytest.mark.parametrize("norm", ["bin", "sn"])
+def test_two_passes_may_come_before_one_backward_pass(norm: str) -> None:
+    layer = filled(NORMS[norm](4)).train()
+    (layer(features(0)).pow(3).sum() + layer(features(1)).pow(3).sum()).backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("norm", ["bin", "sn"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_features_keep_their_type_and_do_not_overflow(norm: str, dtype) -> None:
+    layer = filled(NORMS[norm](4)).train()
+    x = (400 * features()).to(dtype)
+    y = layer(x)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.float(), layer(x.float()), rtol=0.02, atol=0.02)
+
+
+def test_sn_is_exact_far_from_zero() -> None:
+    x = 3000 + 0.01 * features()
+    y = SwitchableNorm2d(4).train()(x)
+    assert torch.isfinite(y).all()
 
 
 @pytest.mark.parametrize("norm", ["bin", "sn"])
@@ -112,6 +137,37 @@ def test_batchnorm_is_replaced_with_its_own_tensors(norm: str) -> None:
     assert set(before) <= set(after)
     for name in ("norm1.weight", "norm1.bias", "norm1.running_mean", "norm1.running_var"):
         assert after[name] is before[name]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_of_two_names_is_replaced_by_one(training: bool) -> None:
+    model = nn.ModuleDict({"a": nn.BatchNorm2d(4), "inner": nn.Sequential()}).double()
+    model["b"] = model["a"]
+    model["inner"].append(model["a"])
+    model.train(training)
+    replace_batchnorm(model, "bin")
+    assert model["a"] is model["b"] is model["inner"][0]
+    assert model["a"].training == training
+    assert model["a"].rho.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.BatchNorm2d(4, affine=False), nn.BatchNorm2d(4, track_running_stats=False),
+     nn.SyncBatchNorm(4), BatchNormAct2d(4)],
+)  # fmt: skip
+def test_other_kinds_of_batchnorm_are_refused_and_nothing_is_replaced(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(4), layer)
+    with pytest.raises(ValueError, match=r"norm='sn' takes the place of plain BatchNorm2d .* '1'"):
+        replace_batchnorm(model, "sn")
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+def test_tent_leaves_the_mixing_weights_alone() -> None:
+    model = seeded(TinyNet)
+    replace_batchnorm(model, "bin")
+    names = {name.split(".")[-1] for name in selfadapt.create_method("tent", model).selection.names}
+    assert names == {"weight", "bias"}
 
 
 def test_san_leaves_other_normalisations_alone_and_says_so() -> None:

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import selfadapt
 from conftest import seeded
+from selfadapt.models.weights import put_weights, read_weights
 
 CLASSES = ("road", "car", "sky")
 
@@ -40,7 +43,10 @@ HRNET = {"head.0": "decode_head.convs.0.conv", "head.1": "decode_head.convs.0.bn
 def test_mmsegmentation_checkpoints_load_with_their_classes(
     name: str, parts: dict[str, str], meta: dict[str, Any], tmp_path: Path
 ) -> None:
-    trained = seeded(lambda: selfadapt.create_model(name, classes=3))
+    options = {"corners": "free"}
+    if name == "deeplabv1_resnet50":
+        options["dilation"] = "torchvision"
+    trained = seeded(lambda: selfadapt.create_model(name, classes=3, **options))
     if name == "hrnet_w18":
         nn.init.zeros_(trained.head[0].bias)
     tensors = mmseg(trained, parts)
@@ -48,7 +54,10 @@ def test_mmsegmentation_checkpoints_load_with_their_classes(
     torch.save({"meta": meta, "state_dict": tensors, "optimizer": {}}, tmp_path / "iter_1.pth")
     model = selfadapt.create_model(name, weights=tmp_path / "iter_1.pth")
     assert model.spec.classes == CLASSES
+    assert model.spec.options == trained.spec.options
     assert same(model, trained)
+    aligned = selfadapt.create_model(name, weights=tmp_path / "iter_1.pth", corners="aligned")
+    assert not same(aligned, trained)
 
 
 def test_the_authors_hrnet_checkpoints_load(tmp_path: Path) -> None:
@@ -71,6 +80,41 @@ def test_wrappings_come_off(wrap: str, prefix: str, tmp_path: Path) -> None:
     model = selfadapt.create_model("hrnet_w18", weights=tmp_path / "w.pth")
     assert len(model.spec.classes) == 3
     assert torch.equal(model.head[3].weight, trained.head[3].weight)
+
+
+class Odd(nn.Module):
+    """A network whose own names look like wrappings and like the released code's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.ModuleDict({"x": nn.Sequential(nn.Conv2d(3, 2, 1))})
+        self.model["x"].add_module("batch_norm", nn.BatchNorm2d(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model["x"](x)
+
+
+def test_a_network_takes_its_own_weights_whatever_their_names(tmp_path: Path) -> None:
+    trained, model = seeded(Odd, 1), seeded(Odd, 2)
+    for wrapped in (trained.state_dict(), {"state_dict": trained.state_dict()}):
+        torch.save(wrapped, tmp_path / "w.pth")
+        put_weights(model, read_weights(tmp_path / "w.pth"))
+        assert same(model, trained)
+
+
+def test_another_head_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    tensors = dict(torchvision.models.resnet50(weights=None).state_dict())
+    tensors["classifier.0.weight"] = torch.zeros(19, 2048, 1, 1)
+    torch.save(tensors, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"it has too much classifier\.0\.weight"):
+        selfadapt.create_model("deeplabv1_resnet50", weights=tmp_path / "w.pth")
+
+
+def test_metadata_of_other_makers_is_no_trouble(tmp_path: Path) -> None:
+    tensors = selfadapt.create_model("hrnet_w18", classes=3).state_dict()
+    save_file(tensors, tmp_path / "w.safetensors", metadata={"arch": "hrnet", "classes": "three"})
+    model = selfadapt.create_model("hrnet_w18", weights=tmp_path / "w.safetensors")
+    assert len(model.spec.classes) == 3
 
 
 def test_a_mismatch_names_the_network_that_would_fit(tmp_path: Path) -> None:
@@ -114,5 +158,7 @@ def test_dropout_comes_with_building_saving_and_loading(tmp_path: Path) -> None:
     selfadapt.save_model(plain, tmp_path / "plain.safetensors")
     again = selfadapt.load_model(tmp_path / "plain.safetensors", dropout=0.2)
     assert {m.p for m in again.modules() if isinstance(m, nn.Dropout)} == {0.2}
+    none = selfadapt.load_model(tmp_path / "net.safetensors", dropout=0.0)
+    assert not [m for m in none.modules() if isinstance(m, nn.Dropout)]
     with pytest.raises(ValueError, match=r"the dropout rate must lie between 0 and 1, got 1\.5"):
         selfadapt.create_model("hrnet_w18", dropout=1.5)

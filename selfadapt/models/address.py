@@ -73,7 +73,7 @@ def _smp(name: str) -> Architecture:
             f"it has {', '.join(names)}"
         )
     encoders = smp.encoders.get_encoder_names()
-    if not slash or not (encoder in encoders or encoder.startswith("tu-")):
+    if not slash or not (encoder in encoders or re.fullmatch(r"tu-[\w.]+", encoder)):
         raise ValueError(
             f"an address in smp must name an encoder, as smp:{kind}/resnet34 does, and it has no "
             f"{encoder!r};{nearest(encoder, encoders)} timm's encoders are called tu-NAME"

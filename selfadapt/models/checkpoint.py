@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from selfadapt.dropout import add_dropout
 from selfadapt.files import written_whole
 from selfadapt.labels import CITYSCAPES_19, CLASS_SPACES
 from selfadapt.models.address import is_foreign
@@ -79,7 +78,7 @@ def load_model(path: str | os.PathLike[str], *, dropout: float | None = None) ->
 
     Args:
         path: The file.
-        dropout: Put dropout after every ReLU at this rate, whatever the file says.
+        dropout: Rate of dropout after every ReLU, whatever the file says; 0: none.
     """
     weights = read_weights(path)
     metadata = weights.metadata
@@ -90,7 +89,8 @@ def load_model(path: str | os.PathLike[str], *, dropout: float | None = None) ->
             f"NAME is one of {', '.join(MODELS)}, or an address"
         )
     try:
-        model: Any = recorded_spec(weights).build()
+        spec = recorded_spec(weights)
+        model: Any = (spec if dropout is None else replace(spec, dropout=dropout)).build()
         if interface := json.loads(metadata.get("interface", "{}")):
             model.interface = Interface(**interface)
     except (ValueError, TypeError) as error:
@@ -98,9 +98,6 @@ def load_model(path: str | os.PathLike[str], *, dropout: float | None = None) ->
             f"{path} describes its network in a way not known here: {error}"
         ) from error
     put_weights(model, weights, whole=True)
-    if dropout is not None:
-        add_dropout(model, dropout)
-        model.spec = replace(model.spec, dropout=dropout)
     return model
 
 
@@ -109,7 +106,7 @@ def recorded_spec(weights: Weights) -> ModelSpec:
     metadata = weights.metadata
     if "classes" in metadata and weights.classes is None:
         raise ValueError(f"its classes are {metadata['classes']!r}")
-    name = "_".join(metadata[key] for key in ("arch", "backbone") if key in metadata)
+    name = "_".join([metadata["arch"], *([metadata["backbone"]] if "backbone" in metadata else [])])
     options = _recorded_options(metadata, find_architecture(name))
     norm, dropout = metadata.get("norm", "bn"), float(metadata.get("dropout", 0))
     return ModelSpec(name, weights.classes or CITYSCAPES_19, options, norm, dropout)

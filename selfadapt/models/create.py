@@ -8,11 +8,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from selfadapt.dropout import add_dropout
 from selfadapt.labels import CITYSCAPES_19, class_names
 from selfadapt.models.address import is_foreign, open_function, open_hub
 from selfadapt.models.checkpoint import load_model, recorded_spec
-from selfadapt.models.norms import replace_batchnorm
 from selfadapt.models.spec import ModelSpec, find_architecture
 from selfadapt.models.weights import Weights, best_fit, put_weights, read_weights
 from selfadapt.models.zoo import MODELS
@@ -75,7 +73,7 @@ def open_model(
     """
     name = os.fspath(place)
     if os.path.isfile(name):
-        given = {"classes": classes, "weights": weights, "trust": trust or None}
+        given = {"classes": classes, "weights": weights}
         if needless := [setting for setting, value in given.items() if value is not None]:
             raise ValueError(
                 f"{name} describes its network itself: leave out {', '.join(needless)}"
@@ -100,25 +98,25 @@ def _created(
     """Create a network; where ``spec`` names no classes, those of the weights count."""
     if is_foreign(spec.name):
         return _foreign(spec, None if weights is None else read_weights(weights), trust=trust)
-    source = _source(spec, weights)
-    recorded = source.classes if source else None
-    model: Any = replace(spec, classes=spec.classes or recorded or CITYSCAPES_19).build()
-    if source is None:
-        return model
-    unknown = not (spec.classes or recorded)
-    if unknown and (found := best_fit(model, source.tensors).num_classes()):
+    stored = _stored(spec, weights)
+    if stored is None:
+        return replace(spec, classes=spec.classes or CITYSCAPES_19).build()
+    if any("decode_head." in name for name in stored.tensors):  # mmsegmentation
+        spec = replace(spec, options=dict(find_architecture(spec.name).mmseg) | spec.options)
+    classes = spec.classes or stored.classes
+    model: Any = replace(spec, classes=classes or CITYSCAPES_19).build()
+    if not classes and (found := best_fit(model, stored.tensors).num_classes()):
         model = replace(spec, classes=class_names(found[0])).build()
-    if not put_weights(model, source, whole=whole) and weights != "imagenet":
+    if not put_weights(model, stored, whole=whole) and weights != "imagenet":
         warnings.warn(f"{weights} is of the backbone alone: the head is new", stacklevel=3)
-    _compare_options(model.spec, source)
+    _compare_options(model.spec, stored)
     return model
 
 
-def _foreign(spec: ModelSpec, source: Weights | None, *, trust: bool) -> nn.Module:
+def _foreign(spec: ModelSpec, stored: Weights | None, *, trust: bool) -> nn.Module:
     """Open a network that is not built here, and give it what is asked for."""
     if spec.options:
         raise ValueError(f"{spec.name} takes no options, got {', '.join(spec.options)}")
-    model: Any
     if spec.name.startswith("hf:"):
         model, known = open_hub(spec.name)
         if spec.classes and len(spec.classes) != len(known):
@@ -127,16 +125,13 @@ def _foreign(spec: ModelSpec, source: Weights | None, *, trust: bool) -> nn.Modu
             )
     else:
         model, known = open_function(spec.name, len(spec.classes) or None, trust=trust), ()
-    replace_batchnorm(model, spec.norm)
-    if spec.dropout:
-        add_dropout(model, spec.dropout)
-    model.spec = replace(spec, classes=spec.classes or known)
-    if source is not None:
-        put_weights(model, source, whole=True)
+    replace(spec, classes=spec.classes or known).finish(model)
+    if stored is not None:
+        put_weights(model, stored, whole=True)
     return model
 
 
-def _source(spec: ModelSpec, weights: str | os.PathLike[str] | None) -> Weights | None:
+def _stored(spec: ModelSpec, weights: str | os.PathLike[str] | None) -> Weights | None:
     """Get the weights that are asked for."""
     architecture = find_architecture(spec.name)
     if weights == "imagenet":
@@ -153,6 +148,8 @@ def _source(spec: ModelSpec, weights: str | os.PathLike[str] | None) -> Weights 
 def _fetched(what: str, fetch: Callable[[], T]) -> T:
     try:
         return fetch()
+    except ModuleNotFoundError:
+        raise
     except Exception as error:  # each library fails in its own way
         raise OSError(
             f"{what} could not be fetched ({type(error).__name__}: {error}); "
@@ -160,16 +157,17 @@ def _fetched(what: str, fetch: Callable[[], T]) -> T:
         ) from error
 
 
-def _compare_options(spec: ModelSpec, source: Weights) -> None:
+def _compare_options(spec: ModelSpec, stored: Weights) -> None:
     """Warn where a file was saved with other options: it fits, and gives other predictions."""
-    if "arch" not in source.metadata:
+    try:
+        saved = recorded_spec(stored)
+    except (LookupError, ValueError):  # it does not say, or not in words known here
         return
-    saved = recorded_spec(source)
     there, here = ({**each.options, "norm": each.norm} for each in (saved, spec))
     for option, value in there.items():
         if option in here and value != here[option]:
             warnings.warn(
-                f"{source.origin} was saved with {option}={value!r}, but is used with "
+                f"{stored.origin} was saved with {option}={value!r}, but is used with "
                 f"{option}={here[option]!r}",
                 stacklevel=4,
             )

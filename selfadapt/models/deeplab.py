@@ -1,6 +1,6 @@
 """DeepLabv1 on a ResNet, as the paper uses it: dilated stages and one 1x1 convolution.
 
-The output stride is 8, and logits are upsampled with aligned corners. Three layouts of a dilated
+The output stride is 8. Three layouts of a dilated
 ResNet are in use, and weights trained in one lose accuracy in another without any error:
 
     dilation in layer3, layer4      first block    other blocks
@@ -33,6 +33,7 @@ class DeepLabV1(nn.Module):
         style: Where a stage's stride sits in its first block: in the 3x3 convolution (``pytorch``)
             or in the 1x1 before it (``caffe``).
         dilation: Layout of the dilated stages.
+        corners: Whether upsampling aligns the corners of the maps: ``aligned`` or ``free``.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class DeepLabV1(nn.Module):
         num_classes: int,
         style: Style = "pytorch",
         dilation: Dilation = "released",
+        corners: str = "aligned",
     ) -> None:
         super().__init__()
+        self.aligned = corners == "aligned"
         self.backbone = dilated_resnet(backbone, style, dilation)
         self.cls_head = nn.Conv2d(2048, num_classes, kernel_size=1)
         nn.init.normal_(self.cls_head.weight, std=0.01)
@@ -53,7 +56,7 @@ class DeepLabV1(nn.Module):
         features = net.maxpool(net.relu(net.bn1(net.conv1(x))))
         features = net.layer4(net.layer3(net.layer2(net.layer1(features))))
         return F.interpolate(
-            self.cls_head(features), x.shape[-2:], mode="bilinear", align_corners=True
+            self.cls_head(features), x.shape[-2:], mode="bilinear", align_corners=self.aligned
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from selfadapt.models.norms import MIXING
 from selfadapt.names import matches, nearest
 from selfadapt.norm import is_batchnorm
 
@@ -107,7 +108,11 @@ def _parameters_of(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> tup
         if chosen(module)
         for parameter in module.parameters(recurse=False)
     }
-    return tuple(name for name, p in model.named_parameters() if p in held)
+    return tuple(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter in held and not name.endswith(MIXING)
+    )
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -1,8 +1,8 @@
 """HRNetV2: four resolutions side by side, all of them seen by the head (Wang et al., 2021).
 
 timm has the backbone, made for classification: it adds up its branches by nearest-neighbour
-upsampling. Segmentation networks, in the authors' code and in mmsegmentation, are trained with
-bilinear upsampling, so that is set here. The names of the weights are theirs.
+upsampling. For segmentation it is bilinear, with aligned corners in the authors' code and in the
+released code, without in mmsegmentation. The names of the weights are theirs.
 """
 
 from typing import Any
@@ -23,11 +23,16 @@ class HRNetV2(nn.Module):
     Args:
         backbone: ``hrnet_w18``, ``hrnet_w48`` or another HRNet of timm.
         num_classes: Number of classes.
+        corners: Whether upsampling aligns the corners of the maps: ``aligned`` or ``free``.
     """
 
-    def __init__(self, backbone: str, num_classes: int) -> None:
+    def __init__(self, backbone: str, num_classes: int, corners: str = "aligned") -> None:
         super().__init__()
+        self.aligned = corners == "aligned"
         self.backbone = branches = hrnet(backbone)
+        for module in self.backbone.modules():
+            if isinstance(module, nn.Upsample):
+                module.mode, module.align_corners = "bilinear", self.aligned
         width = sum(branches.feature_info.channels())
         self.head = nn.Sequential(
             nn.Conv2d(width, width, kernel_size=1),
@@ -39,20 +44,15 @@ class HRNetV2(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return class scores ``(B, C, H, W)`` for images whose sides are multiples of 32."""
         first, *others = self.backbone(x)
-        others = [_resized(branch, first.shape[-2:]) for branch in others]
-        return _resized(self.head(torch.cat((first, *others), dim=1)), x.shape[-2:])
+        others = [self._resized(branch, first.shape[-2:]) for branch in others]
+        return self._resized(self.head(torch.cat((first, *others), dim=1)), x.shape[-2:])
+
+    def _resized(self, maps: Tensor, size: torch.Size) -> Tensor:
+        return F.interpolate(maps, size, mode="bilinear", align_corners=self.aligned)
 
 
 def hrnet(name: str, *, pretrained: bool = False) -> Any:
     """Return timm's HRNet as a backbone that gives its four branches."""
-    backbone = need("timm", "models").create_model(
+    return need("timm", "models").create_model(
         name, pretrained=pretrained, features_only=True, feature_location="", out_indices=BRANCHES
     )
-    for module in backbone.modules():
-        if isinstance(module, nn.Upsample):
-            module.mode, module.align_corners = "bilinear", True
-    return backbone
-
-
-def _resized(maps: Tensor, size: torch.Size) -> Tensor:
-    return F.interpolate(maps, size, mode="bilinear", align_corners=True)

@@ -5,10 +5,14 @@ where SaN mixes statistics at inference. Their other weights have BatchNorm's na
 checkpoint of the BatchNorm network, ImageNet's above all, loads into them.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from selfadapt.norm import is_batchnorm
 
 
 class _Norm(_NormBase):
@@ -38,18 +42,17 @@ class BatchInstanceNorm2d(_Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``(B, C, H, W)``."""
-        if self.training:
-            with torch.no_grad():  # what an optimiser's step has moved out of [0, 1] comes back
-                self.rho.clamp_(0, 1)
         batch = F.batch_norm(
             x, self.running_mean, self.running_var, None, None, self.training,
             self.momentum, self.eps,
         )  # fmt: skip
-        var, mean = torch.var_mean(x, dim=(2, 3), correction=0, keepdim=True)
-        instance = (x - mean) * torch.rsqrt(var + self.eps)
-        rho = self.rho if self.training else self.rho.clamp(0, 1)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        var, mean = torch.var_mean(wide, dim=(2, 3), correction=0, keepdim=True)
+        instance = (wide - mean) * torch.rsqrt(var + self.eps)
+        # Kept in [0, 1], yet what lies outside still has a gradient that can bring it back.
+        rho = self.rho + (self.rho.clamp(0, 1) - self.rho).detach()
         rho, weight, bias = (value[:, None, None] for value in (rho, self.weight, self.bias))
-        return (rho * batch + (1 - rho) * instance) * weight + bias
+        return ((rho * batch + (1 - rho) * instance) * weight + bias).to(x.dtype)
 
 
 class SwitchableNorm2d(_Norm):
@@ -66,27 +69,28 @@ class SwitchableNorm2d(_Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``(B, C, H, W)``."""
-        var_in, mean_in = torch.var_mean(x, dim=(2, 3), correction=0, keepdim=True)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        var_in, mean_in = torch.var_mean(wide, dim=(2, 3), correction=0, keepdim=True)
         mean_ln, var_ln = _pooled(mean_in, var_in, dim=1)
         if self.training:
             mean_bn, var_bn = _pooled(mean_in, var_in, dim=0)
             with torch.no_grad():
-                self.running_mean.lerp_(mean_bn.flatten(), self.momentum)
-                self.running_var.lerp_(var_bn.flatten(), self.momentum)
+                self.running_mean.lerp_(mean_bn.flatten().to(self.running_mean), self.momentum)
+                self.running_var.lerp_(var_bn.flatten().to(self.running_var), self.momentum)
         else:
             mean_bn, var_bn = (
                 value[:, None, None] for value in (self.running_mean, self.running_var)
             )
         mean = _mixed(self.mean_weight, mean_in, mean_ln, mean_bn)
         var = _mixed(self.var_weight, var_in, var_ln, var_bn)
-        x = (x - mean) * torch.rsqrt(var + self.eps)
-        return x * self.weight[:, None, None] + self.bias[:, None, None]
+        y = (wide - mean) * torch.rsqrt(var + self.eps)
+        return (y * self.weight[:, None, None] + self.bias[:, None, None]).to(x.dtype)
 
 
 def _pooled(mean: Tensor, var: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Return mean and variance over ``dim`` as well, from those of equally large parts."""
-    pooled = mean.mean(dim, keepdim=True)
-    return pooled, (var + mean**2).mean(dim, keepdim=True) - pooled**2
+    spread, pooled = torch.var_mean(mean, dim=dim, correction=0, keepdim=True)
+    return pooled, var.mean(dim, keepdim=True) + spread
 
 
 def _mixed(weight: Tensor, *values: Tensor) -> Tensor:
@@ -102,7 +106,7 @@ MIXING = ("rho", "mean_weight", "var_weight")
 
 
 def replace_batchnorm(model: nn.Module, norm: str) -> None:
-    """Put another normalisation in the place of every BatchNorm2d layer of ``model``.
+    """Put another normalisation in the place of every BatchNorm layer of ``model``.
 
     Scale, shift and running statistics stay the very tensors they were.
 
@@ -112,10 +116,24 @@ def replace_batchnorm(model: nn.Module, norm: str) -> None:
         >>> type(model[1]).__name__
         'SwitchableNorm2d'
     """
+    if norm == "bn":
+        return
+    layers = {module: name for name, module in model.named_modules() if is_batchnorm(module)}
+    for layer, name in layers.items():
+        if type(layer) is not nn.BatchNorm2d or not (layer.affine and layer.track_running_stats):
+            raise ValueError(
+                f"norm={norm!r} takes the place of plain BatchNorm2d with scale, shift and running "
+                f"statistics, but {name!r} is {layer!r}"
+            )
+    replaced = {layer: _replaced(layer, norm) for layer in layers}
     for module in list(model.modules()):
-        for name, child in module.named_children():
-            if type(child) is nn.BatchNorm2d and norm != "bn":
-                layer = NORMS[norm](child.num_features, child.eps, child.momentum)
-                for kind in ("weight", "bias", "running_mean", "running_var"):
-                    setattr(layer, kind, getattr(child, kind))
-                setattr(module, name, layer)
+        for name, child in list(module._modules.items()):  # a layer may have several names
+            if child in replaced:
+                setattr(module, name, replaced[child])
+
+
+def _replaced(layer: Any, norm: str) -> nn.Module:
+    new = NORMS[norm](layer.num_features, layer.eps, layer.momentum or 0.1)
+    for kind in ("weight", "bias", "running_mean", "running_var"):
+        setattr(new, kind, getattr(layer, kind))
+    return new.to(layer.weight).train(layer.training)

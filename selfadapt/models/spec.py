@@ -50,13 +50,17 @@ class ModelSpec:
         self._check(architecture)
         options = {name: values[0] for name, values in architecture.options.items()} | self.options
         model: Any = architecture.build(num_classes=len(self.classes), **options)
-        replace_batchnorm(model, self.norm)
-        if self.dropout:
-            add_dropout(model, self.dropout)
-        model.spec = replace(self, options=options)
+        replace(self, options=options).finish(model)
         if architecture.interface is not None:
             model.interface = architecture.interface
         return model.eval()
+
+    def finish(self, model: Any) -> None:
+        """Give a network normalisation and dropout as specified, and this specification."""
+        replace_batchnorm(model, self.norm)
+        if self.dropout:
+            add_dropout(model, self.dropout)
+        model.spec = self
 
     def _check(self, architecture: Architecture) -> None:
         for option, value in self.options.items():

@@ -1,8 +1,9 @@
 """Weights in files: how they are read, and how they find their place in a network.
 
-Tensors only: no code is ever run from a checkpoint. Names are made plain first: wrappings such as
+Tensors only: no code is ever run from a checkpoint. Names are made plain: wrappings such as
 ``state_dict`` and ``module.`` come off, the released code's and mmsegmentation's names become ours.
-Then the tensors are tried as the whole network and as its backbone alone, and the best fit counts.
+The tensors are tried under their own and under plain names, as the whole network and as its
+backbone alone, and the best fit counts.
 """
 
 import json
@@ -35,7 +36,7 @@ NOT_NEEDED = ("num_batches_tracked", *MIXING)
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Tensors by plain names, and what their file says about them."""
+    """Tensors by name, and what their file says about them."""
 
     tensors: StateDict
     origin: str
@@ -67,7 +68,7 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
                 "it may be damaged, or hold a pickled model: save its state_dict() instead"
             ) from error
     classes = _recorded_classes(metadata, content)
-    tensors = _plain_names(_unwrapped(content, path))
+    tensors = _unwrapped(content, path)
     return Weights(tensors=tensors, origin=str(path), metadata=metadata, classes=classes)
 
 
@@ -105,7 +106,8 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _plain_names(tensors: StateDict) -> StateDict:
+    """Take the wrappers' parts of the names off, and the released code's around BatchNorm."""
     while prefix := next((p for p in PREFIXES if all(n.startswith(p) for n in tensors)), None):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     alphas = {f"{name.removesuffix('.batch_norm.weight')}.alpha" for name in tensors}
@@ -151,6 +153,8 @@ def best_fit(model: nn.Module, tensors: StateDict, *, whole: bool = False) -> Fi
 
 def _fits(model: nn.Module, tensors: StateDict, whole: bool) -> Iterator[Fit]:
     yield _fit(model, tensors, AUXILIARY)
+    tensors = _plain_names(tensors)
+    yield _fit(model, tensors, AUXILIARY)
     name = getattr(getattr(model, "spec", None), "name", None)
     if name in MODELS:
         yield _fit(model, _renamed(tensors, MODELS[name].renamed, model.state_dict()), AUXILIARY)
@@ -185,7 +189,14 @@ def _renamed(tensors: StateDict, parts: Mapping[str, str], expected: StateDict) 
 
 def _fit(module: nn.Module, tensors: StateDict, not_needed: tuple[str, ...]) -> Fit:
     expected = module.state_dict()
-    tensors = {n: v for n, v in tensors.items() if n in expected or not n.startswith(not_needed)}
+    tensors = {
+        name: value
+        for name, value in tensors.items()
+        # A convolution among the classifiers is the head of another segmentation network.
+        if name in expected
+        or not name.startswith(not_needed)
+        or (name.startswith(("classifier.", "head.")) and value.dim() > 2)
+    }
     return Fit(
         module,
         tensors,

@@ -35,6 +35,8 @@ class Architecture:
     """Each option's allowed values, the default first."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """What parts are called in other people's checkpoints, and here."""
+    mmseg: Mapping[str, str] = field(default_factory=dict)
+    """Options that mmsegmentation's checkpoints were trained with."""
     stride: int | None = None
     """Output stride: the image's size over that of the backbone's finest last features."""
     published: str = ""
@@ -51,9 +53,11 @@ def _timm_weights(build: Callable[..., nn.Module]) -> StateDict:
 
 RESNET50 = partial(_torchvision_weights, "ResNet50_Weights.IMAGENET1K_V1")
 RESNET101 = partial(_torchvision_weights, "ResNet101_Weights.IMAGENET1K_V1")
+CORNERS = {"corners": ("aligned", "free")}
 DEEPLABV1 = {
     "style": ("pytorch", "caffe"),
     "dilation": ("released", "torchvision", "every block"),
+    **CORNERS,
 }
 FCN_HEAD = {"decode_head.conv_seg": "cls_head"}  # mmsegmentation
 HRNET_HEAD = {
@@ -72,6 +76,7 @@ MODELS = {
         imagenet=RESNET50,
         options=DEEPLABV1,
         renamed=FCN_HEAD,
+        mmseg={"dilation": "torchvision", "corners": "free"},
     ),
     "deeplabv1_resnet101": Architecture(
         build=partial(DeepLabV1, "resnet101"),
@@ -81,6 +86,7 @@ MODELS = {
         imagenet=RESNET101,
         options=DEEPLABV1,
         renamed=FCN_HEAD,
+        mmseg={"dilation": "torchvision", "corners": "free"},
     ),
     "deeplabv3plus_resnet50": Architecture(
         build=partial(deeplabv3plus, "resnet50"),
@@ -104,7 +110,9 @@ MODELS = {
         published="9.6 M (mmsegmentation)",
         interface=IMAGENET,
         imagenet=partial(_timm_weights, partial(hrnet, "hrnet_w18")),
+        options=CORNERS,
         renamed=HRNET_HEAD,
+        mmseg={"corners": "free"},
     ),
     "hrnet_w48": Architecture(
         build=partial(HRNetV2, "hrnet_w48"),
@@ -112,7 +120,9 @@ MODELS = {
         published="65.8 M (the authors)",
         interface=IMAGENET,
         imagenet=partial(_timm_weights, partial(hrnet, "hrnet_w48")),
+        options=CORNERS,
         renamed=HRNET_HEAD,
+        mmseg={"corners": "free"},
     ),
     "upernet_swin_tiny": Architecture(
         build=upernet_swin_tiny,
