@@ -15,6 +15,7 @@ import selfadapt
 from conftest import random_image, seeded
 from networks import FAMILIES
 from selfadapt import MODELS, SelfAdapt
+from selfadapt.models.detect import detect
 from selfadapt.models.families import adapted_parameters
 from selfadapt.models.upernet import swin_tiny
 from selfadapt.norm import find_san
@@ -105,6 +106,14 @@ def test_pooling_to_one_value_works_for_one_image(name: str) -> None:
         assert len(result.losses) == 2
         assert torch.isfinite(result.probs).all()
     assert set(batches) == {1}
+
+
+@pytest.mark.parametrize("name", FAMILIES.values())
+def test_what_a_network_takes_is_what_trying_it_shows(name: str) -> None:
+    model = seeded(lambda: selfadapt.create_model(name, classes=3))
+    known = model.interface
+    del model.interface
+    assert detect(model) == known
 
 
 # HRNet

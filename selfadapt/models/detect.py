@@ -70,6 +70,8 @@ def _tried(model: nn.Module, interface: Interface) -> dict[str, Any]:
 
     A network that takes no size at all is left to fail, with its own words, on a real image.
     """
+    if None not in (interface.channels, interface.minimum, interface.divisor, interface.activated):
+        return {}  # all of it is known
     counts = [interface.channels] if interface.channels else _likely_channels(model)
     attempts = [(channels, rule) for channels in counts for rule in _divisor_rules(interface, 128)]
     attempts += [(counts[0], rule) for rule in _divisor_rules(interface, 512)]

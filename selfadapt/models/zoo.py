@@ -14,7 +14,14 @@ from selfadapt.models.interface import Interface
 from selfadapt.models.upernet import swin_tiny, upernet_swin_tiny
 
 StateDict = Mapping[str, Tensor]
-IMAGENET = Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD, channels=3)
+
+
+def _takes(divisor: int) -> Interface:
+    """Return the interface of a network that takes sides of such multiples."""
+    return Interface(
+        mean=IMAGENET_MEAN, std=IMAGENET_STD, channels=3, bgr=False, divisor=divisor,
+        minimum=divisor, activated=False,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +79,7 @@ MODELS = {
         build=partial(DeepLabV1, "resnet50"),
         stride=8,
         published="23.5 M (torchvision, ResNet-50 without its classifier)",
-        interface=IMAGENET,
+        interface=_takes(1),
         imagenet=RESNET50,
         options=DEEPLABV1,
         renamed=FCN_HEAD,
@@ -82,7 +89,7 @@ MODELS = {
         build=partial(DeepLabV1, "resnet101"),
         stride=8,
         published="42.5 M (torchvision, ResNet-101 without its classifier)",
-        interface=IMAGENET,
+        interface=_takes(1),
         imagenet=RESNET101,
         options=DEEPLABV1,
         renamed=FCN_HEAD,
@@ -93,7 +100,7 @@ MODELS = {
         stride=8,
         published="39.8 M (released code, whose last 3x3 is not separable)",
         backbone="encoder",
-        interface=IMAGENET,
+        interface=_takes(8),
         imagenet=RESNET50,
     ),
     "deeplabv3plus_resnet101": Architecture(
@@ -101,14 +108,14 @@ MODELS = {
         stride=8,
         published="58.8 M (released code, whose last 3x3 is not separable)",
         backbone="encoder",
-        interface=IMAGENET,
+        interface=_takes(8),
         imagenet=RESNET101,
     ),
     "hrnet_w18": Architecture(
         build=partial(HRNetV2, "hrnet_w18"),
         stride=4,
         published="9.6 M (mmsegmentation)",
-        interface=IMAGENET,
+        interface=_takes(32),
         imagenet=partial(_timm_weights, partial(hrnet, "hrnet_w18")),
         options=CORNERS,
         renamed=HRNET_HEAD,
@@ -118,7 +125,7 @@ MODELS = {
         build=partial(HRNetV2, "hrnet_w48"),
         stride=4,
         published="65.8 M (the authors)",
-        interface=IMAGENET,
+        interface=_takes(32),
         imagenet=partial(_timm_weights, partial(hrnet, "hrnet_w48")),
         options=CORNERS,
         renamed=HRNET_HEAD,
@@ -129,7 +136,7 @@ MODELS = {
         stride=32,
         published="60 M (Swin's authors, with an auxiliary head and 150 classes)",
         backbone="encoder.model",
-        interface=IMAGENET,
+        interface=_takes(32),
         imagenet=partial(_timm_weights, swin_tiny),
     ),
 }
