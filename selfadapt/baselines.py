@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -97,8 +97,8 @@ class MCDropout(Method):
     Args:
         model: Any segmentation network. It is never written to.
         passes: Number of passes.
-        rate: Dropout rate. None: as the network was trained. A network without dropout layers gets
-            dropout after every ReLU, at 0.1 if None.
+        rate: Dropout rate. None: as the network was trained. A network that uses no dropout layer
+            gets dropout after every ReLU, at 0.1 if None.
         seed: Seed of the random numbers: the same image gives the same result.
         alpha: Weight of the image statistics in SaN, 0 to 1; 0: without SaN.
         **common: See ``Method``.
@@ -120,9 +120,17 @@ class MCDropout(Method):
             check_rate(rate)
         super().__init__(model, alpha=alpha, **common)
         self.passes, self.rate, self.seed = passes, rate, seed
-        self._layers = dropout_layers(self.model)
+        self._layers, num_relus = self._found()
+        if not (self._layers or num_relus):
+            raise ValueError(
+                "MC-dropout needs dropout layers, or ReLUs to put dropout after, and this network "
+                "has neither"
+            )
         if not self._layers:
-            self.notes += (self._try_after_relu(),)
+            self.notes += (
+                "this network uses no dropout layer, "
+                f"so {rate or 0.1:g} is put after each of its {num_relus} ReLUs",
+            )
 
     def _segment(self, image: Tensor, size: Size) -> Result:
         with seeded(self.seed, image.device), self._lent_san(), self._dropout():
@@ -150,22 +158,17 @@ class MCDropout(Method):
             for layer, rate in zip(self._layers, rates, strict=True):
                 layer.training, layer.p = False, rate
 
-    def _try_after_relu(self) -> str:
-        """Run an empty image with dropout after each ReLU; say how many there are."""
+    def _found(self) -> tuple[list[Any], int]:
+        """Run an empty image; return the dropout layers that took part, and the number of ReLUs."""
         image = self._load(torch.zeros(self.interface.channels or 3, 32, 32), normalized=False)
+        used: dict[Any, None] = {}
         after_relu = DropoutAfterReLU(0.1)
         with torch.inference_mode(False), torch.no_grad(), lent(self.model):  # noqa: SIM117
             with seeded(0, image.device), after_relu:
+                for layer in dropout_layers(self.model):
+                    layer.register_forward_hook(lambda layer, *_: used.setdefault(layer))
                 self._episode().logits(image)
-        if not after_relu.num:
-            raise ValueError(
-                "MC-dropout needs dropout layers, or ReLUs to put dropout after, and this network "
-                "has neither"
-            )
-        return (
-            "this network was not built with dropout, "
-            f"so {self.rate or 0.1:g} is put after each of its {after_relu.num} ReLUs"
-        )
+        return list(used), after_relu.num
 
 
 class Ensemble:
@@ -197,6 +200,7 @@ class Ensemble:
         networks: tuple[nn.Module, ...] = tuple(model)
         if not networks:
             raise ValueError("an ensemble needs at least one network, got none")
+        _check_same_classes(networks)
         views = views if views is None or isinstance(views, View) else tuple(views)
         self.members: tuple[Method, ...] = tuple(
             TTA(network, alpha=alpha, scales=scales, views=views, **common)
@@ -219,6 +223,19 @@ class Ensemble:
         for num, member in enumerate(self.members[1:], start=1):
             mean = _averaged(mean, num, member(image, normalized=normalized))
         return replace(mean, seconds=time.perf_counter() - start)
+
+
+def _check_same_classes(networks: Sequence[nn.Module]) -> None:
+    """Raise ValueError where networks that name their classes do not name the same ones."""
+    specs = [getattr(network, "spec", None) for network in networks]
+    named = [getattr(spec, "classes", None) for spec in specs]
+    names = dict.fromkeys(classes for classes in named if classes)
+    if len(names) > 1:
+        first, second, *_ = names
+        raise ValueError(
+            f"the networks of an ensemble must have the same classes, got {', '.join(first)} "
+            f"and {', '.join(second)}"
+        )
 
 
 def _averaged(mean: Result, num: int, other: Result) -> Result:

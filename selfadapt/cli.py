@@ -90,7 +90,9 @@ def _predict_arguments(parser: ArgumentParser) -> None:
         help="A file saved by save_model; or a name or address, see selfadapt models. Several for "
         "--method ensemble.",
     )
-    parser.add_argument("--weights", metavar="FILE", help="Weights for a model given by name.")
+    parser.add_argument(
+        "--weights", nargs="+", metavar="FILE", help="Weights, one file for each --model by name."
+    )
     parser.add_argument(
         "--classes", metavar="CLASSES", help="Their number, or the name of a class space."
     )
@@ -117,7 +119,11 @@ def _settings() -> dict[str, dict[str, Any]]:
         for name, parameter in settings_of(method).items():
             if name not in NOT_FLAGS | set(found):
                 kind = parameter.annotation
-                shape = {"nargs": "+", "type": LISTS[kind]} if kind in LISTS else {"type": kind}
+                shape: dict[str, Any] = {"type": kind}
+                if kind in LISTS:
+                    shape = {"nargs": "+", "type": LISTS[kind]}
+                elif kind is bool:
+                    shape = {"nargs": "?", "const": True, "type": bool}
                 owners = [other for other in METHODS if name in settings_of(other)]
                 text = texts[name]
                 if len(owners) < len(METHODS):
@@ -167,10 +173,16 @@ def _method(args: Namespace) -> tuple[Segments, tuple[str, ...]]:
     if classes is not None and classes.isdigit():
         classes = int(classes)
     device = _device(args.device)
-    models: list[Any] = [
-        open_model(place, weights=args.weights, classes=classes, trust=args.trust).to(device)
-        for place in args.model
-    ]
+    weights = args.weights or [None] * len(args.model)
+    if len(weights) != len(args.model):
+        raise ValueError(f"got {len(weights)} --weights for {len(args.model)} --model")
+    models: list[Any] = []
+    for place, file in zip(args.model, weights, strict=True):
+        model = open_model(place, weights=file, classes=classes, trust=args.trust)
+        try:
+            models.append(model.to(device))
+        except NotImplementedError as error:
+            raise ValueError(f"{place} cannot be moved to {device}: {error}") from error
     network = models if args.method == "ensemble" else models[0]
     try:
         method = create_method(args.method, network, compare=False, **given)
@@ -204,7 +216,8 @@ def _methods(args: Namespace) -> int:
     print(f"{args.name}: {_summary(METHODS[args.name])}")
     texts = _setting_texts(args.name)
     for name, parameter in settings_of(args.name).items():
-        print(f"  {name:12} {parameter.default!r:20} {texts[name]}")
+        python = " In Python only." if name in NOT_FLAGS else ""
+        print(f"  {name:12} {parameter.default!r:20} {texts[name]}{python}")
     return 0
 
 

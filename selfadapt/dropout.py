@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-RELUS = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
+RELUS = {F.relu, F.relu_, F.relu6, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 
 
 def check_rate(rate: float) -> None:
@@ -26,7 +26,7 @@ def check_rate(rate: float) -> None:
 
 
 def add_dropout(model: nn.Module, rate: float = 0.1) -> int:
-    """Put dropout after every ReLU layer of ``model``, in place; return how many there are.
+    """Put dropout after every ReLU (or ReLU6) layer of ``model``, in place; return their number.
 
     No name in the state_dict changes. A network that has dropout after its ReLUs already gets the
     new rate there.
@@ -44,7 +44,7 @@ def add_dropout(model: nn.Module, rate: float = 0.1) -> int:
             layers[module.relu] = module
             continue
         for name, child in list(module._modules.items()):  # a layer may have several names
-            if type(child) is nn.ReLU:
+            if child is not None and type(child) in (nn.ReLU, nn.ReLU6):
                 layers.setdefault(child, ReLUWithDropout(child, rate))
                 setattr(module, name, layers[child])
     if not layers:
@@ -58,7 +58,7 @@ def add_dropout(model: nn.Module, rate: float = 0.1) -> int:
 class ReLUWithDropout(nn.Module):
     """A ReLU followed by dropout."""
 
-    def __init__(self, relu: nn.ReLU, rate: float) -> None:
+    def __init__(self, relu: nn.Module, rate: float) -> None:
         super().__init__()
         self.relu = relu
         self.dropout = nn.Dropout(rate)
@@ -70,7 +70,7 @@ class ReLUWithDropout(nn.Module):
 
 
 def dropout_layers(model: nn.Module) -> list[_DropoutNd]:
-    """Return the dropout layers of a network that do anything in training."""
+    """Return the dropout layers of a network whose rate is not 0."""
     layers = (module for module in model.modules() if isinstance(module, _DropoutNd))
     return [layer for layer in layers if layer.p > 0]
 
@@ -103,6 +103,11 @@ class DropoutAfterReLU(TorchFunctionMode):
             return output
         self.num += 1
         return F.dropout(output, self.rate, training=True)
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Return where the random numbers of a device stand."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 _DICE = threading.RLock()

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selfadapt.dropout import random_state, seeded
 from selfadapt.episode import Episode
 from selfadapt.images import Image, load_image
 from selfadapt.models.detect import detect
@@ -69,8 +70,8 @@ class Method(ABC):
     Args:
         model: Any segmentation network.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
-        mode: ``paper``: as written there; ``official``: size cap, resampling of views, thresholds
-            and the statistics inside a loop of steps are those of the released code.
+        mode: ``paper``: the equations as written; ``official``: size cap, resampling of views,
+            thresholds and the statistics inside a loop of steps are those of the released code.
         max_pixels: Larger images are scaled down to this many pixels, and the result is brought
             back. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
         compare: Also predict with the network as trained, for before and after.
@@ -95,7 +96,7 @@ class Method(ABC):
         self.compare = compare
         self.alpha = alpha
         self.san = find_san(self.model, alpha)
-        self.interface = detect(self.model, interface)
+        self.interface, self._draws = self._detect(interface)
         self.notes = self._model_notes()
 
     def __repr__(self) -> str:
@@ -125,8 +126,9 @@ class Method(ABC):
         with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), lent(self.model):
             whole = self._load(image, normalized)
             image = self._within_budget(whole)
-            source = self._source(image) if self.compare else None
-            result = self._segment(image, size_of(whole))
+            with seeded(0, whole.device) if self._draws else nullcontext():
+                source = self._source(image) if self.compare else None
+                result = self._segment(image, size_of(whole))
             if source is not None:
                 result = _with_source(result, source, size_of(whole))
             if whole.is_cuda:
@@ -139,6 +141,14 @@ class Method(ABC):
     @abstractmethod
     def _segment(self, image: Tensor, size: Size) -> Result:
         """Segment a raw image ``(C, H, W)``; the result's maps have the given size."""
+
+    def _detect(self, given: Interface | None) -> tuple[Interface, bool]:
+        """Find out the network's interface, and whether it draws random numbers in evaluation."""
+        device = next(self.model.parameters(), torch.empty(0)).device
+        with seeded(0, device):
+            before = random_state(device)
+            interface = detect(self.model, given)
+            return interface, not torch.equal(before, random_state(device))
 
     def _choose_views(
         self, scales: Sequence[float], views: Iterable[View] | None
@@ -219,6 +229,8 @@ class Method(ABC):
         notes = []
         if not self.san.converted and self.alpha != 0:
             notes.append(str(self.san))
+        if self._draws:
+            notes.append("the network draws random numbers: they start anew for each image")
         if self.interface.size is not None:
             height, width = self.interface.size
             notes.append(f"the network takes {width}x{height} pixels only: images are resized")
@@ -293,7 +305,8 @@ def _check_size(mode: str, max_pixels: int | None) -> None:
         raise ValueError(f"unknown mode {mode!r};{guess} known: {', '.join(MODES)}")
     if max_pixels is not None and mode == "official":
         raise ValueError("max_pixels cannot be set in official mode, which has 1024 x 2048")
-    if max_pixels is not None and not (isinstance(max_pixels, Integral) and max_pixels > 0):
+    whole = isinstance(max_pixels, Integral) and not isinstance(max_pixels, bool)
+    if max_pixels is not None and not (whole and max_pixels > 0):
         raise ValueError(f"max_pixels must be a positive whole number, got {max_pixels!r}")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image as PILImage
 
 from selfadapt.files import written_whole
@@ -83,6 +84,11 @@ def predict(
             result = method(image)
         except (ValueError, FileNotFoundError) as error:
             yield image, error
+            continue
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, LookupError, AssertionError) as error:  # the network's
+            yield image, ValueError(f"the network failed: {type(error).__name__}: {error}")
             continue
         write_result(result, image, base, classes)
         yield image, result

@@ -107,6 +107,8 @@ def usable_views(
     if views is None:
         views = paper_views(scales)
     usable = []
+    if not isinstance(views, View | Iterable):
+        raise TypeError(f"views must be View objects, got {type(views).__name__}")
     for view in (views,) if isinstance(views, View) else views:
         if not isinstance(view, View):
             raise TypeError(
@@ -121,6 +123,8 @@ def usable_views(
 
 
 def _scales(scales: float | Sequence[float]) -> Sequence[float]:
+    if isinstance(scales, bool) or not isinstance(scales, int | float | Iterable):
+        raise TypeError(f"scales must be positive numbers, got {scales!r}")
     return (scales,) if isinstance(scales, int | float) else scales
 
 

@@ -356,6 +356,23 @@ def test_before_and_after_start_from_the_network_as_trained(tiny: nn.Module, ima
     assert torch.equal(result.probs, expected.probs)
 
 
+def test_a_network_that_draws_random_numbers_is_repeatable(image: Tensor) -> None:
+    class Noisy(TinyNet):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x + torch.randn_like(x))
+
+    model = seeded(Noisy)
+    state = torch.get_rng_state()
+    method = SelfAdapt(model, steps=2)
+    assert "draws random numbers" in str(method.notes)
+    first = method(image)
+    torch.rand(3)
+    assert torch.equal(method(image).probs, first.probs)
+    torch.set_rng_state(state)
+    method(image)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 # guards
 
 

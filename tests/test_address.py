@@ -10,6 +10,7 @@ import pytest
 import segmentation_models_pytorch as smp
 import torch
 import torchvision.models.segmentation as tv
+import transformers
 from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import resnet18
@@ -31,6 +32,9 @@ def plain():
 
 def number():
     return 5
+
+def leaves():
+    raise SystemExit(3)
 
 constant = 3
 """
@@ -115,6 +119,21 @@ def test_a_network_in_the_hubs_cache(tmp_path: Path, monkeypatch: Any) -> None:
         selfadapt.create_model("hf:someone/else")
 
 
+@pytest.mark.parametrize("kind", ["SegformerForImageClassification", "SegformerModel"])
+def test_a_folder_without_a_segmentation_head_is_refused(kind: str, tmp_path: Path) -> None:
+    getattr(transformers, kind)(segformer().config).save_pretrained(tmp_path / "net")
+    with pytest.raises(ValueError, match="it lacks weights of a segmentation network, such as de"):
+        selfadapt.create_model(f"hf:{tmp_path / 'net'}")
+
+
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+    segformer().save_pretrained(tmp_path / "net")
+    path = tmp_path / "net" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="cannot be opened"):
+        selfadapt.create_model(f"hf:{tmp_path / 'net'}")
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Write a module of one's own into the working directory; return its name."""
@@ -128,6 +147,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_function_of_ones_own_runs_only_when_trusted(own: str) -> None:
     with pytest.raises(ValueError, match="is code of your own that would be run; if you trust it"):
         selfadapt.create_model(f"{own}:build")
+    with pytest.raises(ValueError, match="is code of your own"):
+        selfadapt.create_model(f"{own}:build", trust="no")  # type: ignore[arg-type]
     assert own not in sys.modules
     assert selfadapt.create_model(f"{own}:build", trust=True)[0].out_channels == 4
     model = selfadapt.create_model(f"{own}:build", classes=["a", "b", "c"], trust=True)
@@ -164,13 +185,18 @@ BAD = {
     "no_such_module:build": "No module named 'no_such_module'; is it on the Python path",
     "OWN:biuld": "has no function 'biuld'; did you mean 'build'",
     "OWN:constant": "has no function 'constant'",
+    "OWN:leaves": "OWN:leaves failed: SystemExit: 3",
+    "hf:nowhere": "there is no folder nowhere, and on the hub it is hf:OWNER/NAME",
     "OWN:number": "must return a torch.nn.Module, it returned int",
 }
 
 
 @pytest.mark.parametrize("address", BAD)
 def test_a_wrong_address_is_refused(address: str, own: str) -> None:
-    with pytest.raises((ValueError, FileNotFoundError), match=BAD[address]):
+    with pytest.raises(
+        (ValueError, FileNotFoundError),
+        match=BAD[address].replace("OWN", own) if address.startswith("OWN") else BAD[address],
+    ):
         selfadapt.create_model(address.replace("OWN", own), trust=True)
 
 

@@ -12,6 +12,7 @@ from PIL import ImageOps
 from test_adapt import NaNWhere, reference_logits, reference_norm
 from torch import Tensor, nn
 
+import selfadapt
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
 from selfadapt import Interface, View, add_dropout
 from selfadapt.baselines import TTA, Ensemble, MCDropout, PredictionBN, SaNOnly, Source
@@ -484,6 +485,25 @@ def test_networks_of_other_classes_are_refused(tiny: nn.Module, image: Tensor) -
     method = Ensemble([tiny, seeded(lambda: TinyNet(4))])
     with pytest.raises(ValueError, match=r"must have the same classes, got 3 and 4 of them"):
         method(image)
+
+
+def test_networks_of_the_same_classes_in_another_order_are_refused() -> None:
+    models = [
+        selfadapt.create_model("smp:FPN/mobilenet_v2", classes=classes)
+        for classes in (["road", "car"], ["car", "road"])
+    ]
+    with pytest.raises(ValueError, match="the same classes, got road, car and car, road"):
+        Ensemble(models)
+
+
+def test_dropout_that_is_never_used_does_not_count(image: Tensor) -> None:
+    model = seeded(TinyNet)
+    model.unused = nn.Dropout(0.5)
+    method = MCDropout(model)
+    assert "this network uses no dropout layer, so 0.1 is put after each of its 2 ReLUs" in str(
+        method.notes
+    )
+    assert not torch.equal(method(image).probs, method(image).source_probs)
 
 
 def test_an_ensemble_needs_networks() -> None:

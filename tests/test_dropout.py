@@ -169,7 +169,7 @@ def test_dropout_that_was_there_keeps_its_rate(net: nn.Module) -> None:
     "build",
     [
         lambda: nn.Sequential(nn.Conv2d(3, 3, 1), nn.GELU()),
-        lambda: nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU6(), nn.LeakyReLU()),
+        lambda: nn.Sequential(nn.Conv2d(3, 3, 1), nn.SiLU(), nn.LeakyReLU()),
     ],
 )
 def test_a_network_without_relu_layers_is_refused(build: Callable[[], nn.Module]) -> None:
@@ -229,7 +229,7 @@ def test_any_form_of_relu_is_followed_by_dropout(form: str, rate: float, x: Tens
 
 
 @pytest.mark.parametrize(
-    "function", [torch.sigmoid, F.gelu, F.leaky_relu, F.relu6, lambda x: x.clamp(min=0), nn.Tanh()]
+    "function", [torch.sigmoid, F.gelu, F.leaky_relu, F.silu, lambda x: x.clamp(min=0), nn.Tanh()]
 )
 def test_other_functions_are_left_alone(function: Callable[[Tensor], Tensor], x: Tensor) -> None:
     expected = function(x)

@@ -28,6 +28,16 @@ VARIANTS = [
 ]
 
 
+def test_a_sigmoid_for_each_class_is_undone() -> None:
+    plain = seeded(lambda: TinyNet(4))
+    model = nn.Sequential(plain, nn.Sigmoid())
+    image = random_image()
+    method = selfadapt.create_method("source", model)
+    assert method.interface.activated == "sigmoid"
+    expected = selfadapt.create_method("source", plain)(image)
+    torch.testing.assert_close(method(image).probs, expected.probs, rtol=0, atol=0.02)
+
+
 # DeepLabv1
 
 

@@ -1,5 +1,6 @@
 """Other people's checkpoints."""
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,52 @@ def test_a_network_takes_its_own_weights_whatever_their_names(tmp_path: Path) ->
         torch.save(wrapped, tmp_path / "w.pth")
         put_weights(model, read_weights(tmp_path / "w.pth"))
         assert same(model, trained)
+
+
+BESIDES = {
+    "a loss": lambda own: {**_prefixed("model.", own), "criterion.weight": torch.ones(3)},
+    "a moving average": lambda own: {
+        **_prefixed("model.", own),
+        **_prefixed("ema_model.", {name: value * 0 for name, value in own.items()}),
+    },
+    "a counter": lambda own: {**_prefixed("module.", own), "n_averaged": torch.tensor(3)},
+    "another name": lambda own: _prefixed("net.", own),
+    "a classification head": lambda own: {**own, "classification_head.3.weight": torch.ones(2, 2)},
+    "wrapped by an unknown word": lambda own: {"net": dict(own), "epoch": 3},
+}
+
+
+def _prefixed(prefix: str, tensors: Any) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": value for name, value in tensors.items()}
+
+
+@pytest.mark.parametrize("case", BESIDES)
+def test_a_network_is_found_among_other_things(case: str, tmp_path: Path) -> None:
+    trained = seeded(lambda: selfadapt.create_model("smp:Unet/resnet18", classes=4))
+    torch.save(BESIDES[case](trained.state_dict()), tmp_path / "w.ckpt")
+    model = selfadapt.create_model("smp:Unet/resnet18", weights=tmp_path / "w.ckpt")
+    assert len(model.spec.classes) == 4
+    assert same(model, trained)
+
+
+def test_a_backbone_below_its_name_is_one_but_a_whole_network_never_is(tmp_path: Path) -> None:
+    trained = selfadapt.create_model("smp:Unet/resnet18", classes=4)
+    own = trained.state_dict()
+    encoder = {name: value for name, value in own.items() if name.startswith("encoder.")}
+    torch.save(encoder, tmp_path / "encoder.pth")
+    with pytest.warns(UserWarning, match="is of the backbone alone"):
+        selfadapt.create_model("smp:Unet/resnet18", weights=tmp_path / "encoder.pth")
+    torch.save(own, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match="it has 4 classes, but 5 are asked for"):
+        selfadapt.create_model("smp:Unet/resnet18", classes=5, weights=tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"it lacks decoder\.p.*it has too much decoder\.blocks"):
+        selfadapt.create_model("smp:FPN/resnet18", classes=4, weights=tmp_path / "w.pth")
+
+
+def test_what_keeps_a_checkpoint_from_loading_is_named(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}, "args": argparse.Namespace(lr=1)}, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"it holds argparse\.Namespace: save its state_dict"):
+        read_weights(tmp_path / "w.pth")
 
 
 def test_another_head_is_not_left_out_in_silence(tmp_path: Path) -> None:

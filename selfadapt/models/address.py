@@ -96,9 +96,10 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
     """Return a network of the Hugging Face hub or of a folder, and the names of its classes."""
     transformers = need("transformers", "hf")
     name = address.removeprefix("hf:")
-    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
-        raise FileNotFoundError(f"there is no folder {name}")
-    name = str(Path(name).expanduser()) if name.startswith("~") else name
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+        raise FileNotFoundError(f"there is no folder {name}, and on the hub it is hf:OWNER/NAME")
+    name = str(folder) if folder.is_dir() else name
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         kinds = (
@@ -108,8 +109,12 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
         kind = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
         if kind is None:
             raise ValueError(f"a {config.model_type} network does not segment images")
-        model = kind.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, RuntimeError) as error:
+        model, loaded = kind.from_pretrained(
+            name, trust_remote_code=False, output_loading_info=True
+        )
+        if missing := sorted(loaded["missing_keys"]):
+            raise ValueError(f"it lacks weights of a segmentation network, such as {missing[0]}")
+    except Exception as error:  # files of others fail in many ways
         raise ValueError(f"{address} cannot be opened: {error}") from error
     names = tuple(str(config.id2label[index]) for index in sorted(config.id2label))
     return model.eval(), names
@@ -117,7 +122,7 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
 
 def open_function(address: str, num_classes: int | None, *, trust: bool) -> nn.Module:
     """Return the network that a function of one's own makes, ``MODULE:FUNCTION``."""
-    if not trust:
+    if trust is not True:
         raise ValueError(
             f"{address} is code of your own that would be run; if you trust it, say trust=True, "
             "or --trust on the command line"
@@ -129,20 +134,19 @@ def open_function(address: str, num_classes: int | None, *, trust: bool) -> nn.M
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"{address}: {error}; is it on the Python path?") from error
-    except Exception as error:  # it is not our code
+    except (Exception, SystemExit) as error:  # it is not our code
         raise ValueError(f"{address} failed: {type(error).__name__}: {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [name for name, thing in vars(module).items() if callable(thing)]
-        raise ValueError(
-            f"{module_name} has no function {function_name!r};{nearest(function_name, known)}"
-        )
+        guess = nearest(function_name, known)
+        raise ValueError(f"{module_name} has no function {function_name!r}{guess and ';'}{guess}")
     given = {"num_classes": num_classes, "classes": num_classes}
     takes = inspect.signature(function).parameters
     wanted = {name: num for name, num in given.items() if num is not None and name in takes}
     try:
         model = function(**wanted)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{address} failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(

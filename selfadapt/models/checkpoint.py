@@ -48,7 +48,7 @@ def save_model(
             f"{spec.name} cannot be built anew from a file; save its state_dict with "
             "safetensors.torch.save_file, and load that with create_model(..., weights=FILE)"
         )
-    if not (dtype is None or isinstance(dtype, torch.dtype)):
+    if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
         raise TypeError(f"dtype must be a torch.dtype such as torch.float16, got {dtype!r}")
     space = next((name for name, names in CLASS_SPACES.items() if names == spec.classes), None)
     interface = vars(getattr(model, "interface", Interface()))

@@ -52,6 +52,8 @@ def create_model(
         >>> model.spec.classes
         ('class 0', 'class 1', 'class 2')
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a network has a name or an address, got {name!r}")
     spec = ModelSpec(name, () if classes is None else class_names(classes), options, norm, dropout)
     return _created(spec, weights, trust=trust)
 
@@ -73,12 +75,13 @@ def open_model(
     """
     name = os.fspath(place)
     if os.path.isfile(name):
+        model = load_model(name)
         given = {"classes": classes, "weights": weights}
         if needless := [setting for setting, value in given.items() if value is not None]:
             raise ValueError(
                 f"{name} describes its network itself: leave out {', '.join(needless)}"
             )
-        return load_model(name)
+        return model
     if ":" not in name and name not in MODELS and (os.sep in name or "." in name):
         raise FileNotFoundError(f"there is no file {name}")
     published = is_foreign(name) or (find_architecture(name).pretrained and classes is None)

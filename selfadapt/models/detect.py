@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 DIVISORS = (1, 2, 4, 8, 14, 16, 28, 32, 64)
 MINIMUMS = (1, 8, 16, 32, 64, 128, 256, 512)
-COMMON_SIZES = (224, 256, 384, 448, 512, 518, 640, 768, 1024)
+COMMON_SIZES = (224, 256, 320, 384, 448, 480, 512, 518, 640, 768, 1024)
 
 
 def detect(model: nn.Module, given: Interface | None = None) -> Interface:
@@ -137,15 +137,18 @@ def _try(
     return scores if scores.numel() else None
 
 
-def _is_activated(model: nn.Module, interface: Interface, scores: Tensor, size: Size) -> bool:
-    """Recognise probabilities: classes that sum to one, or one that never leaves [0, 1]."""
-    if scores.shape[1] > 1:
-        sums = scores.float().sum(dim=1)
-        return bool((scores >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-2))
+def _is_activated(
+    model: nn.Module, interface: Interface, scores: Tensor, size: Size
+) -> bool | Literal["sigmoid"]:
+    """Recognise probabilities: classes that sum to one, or such that never leave [0, 1]."""
+    sums = scores.float().sum(dim=1)
+    if scores.shape[1] > 1 and torch.allclose(sums, torch.ones_like(sums), atol=1e-2):
+        return bool((scores >= 0).all())
     strong = _try(model, interface, size, contrast=1000.0)  # drives scores far out, but not these
-    return strong is not None and all(
+    inside = strong is not None and all(
         bool(((values >= 0) & (values <= 1)).all()) for values in (scores, strong)
     )
+    return "sigmoid" if inside else False
 
 
 # from what its library records
@@ -177,7 +180,8 @@ def _known_to_transformers(config: Any) -> Interface:
     if rules is None:
         return Interface(channels=channels)
     bgr = bool(rules.get("do_flip_channel_order"))
-    if not rules.get("do_normalize", "image_mean" in rules):
+    by_default = "image_mean" in rules and "image_processor_type" not in rules
+    if not rules.get("do_normalize", by_default):
         return Interface(channels=channels, mean=(0.0,) * 3, std=(1.0,) * 3, bgr=bgr)
     mean, std = rules.get("image_mean", IMAGENET_MEAN), rules.get("image_std", IMAGENET_STD)
     return Interface(channels=channels, mean=tuple(mean), std=tuple(std), bgr=bgr)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
-from numbers import Integral
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -48,8 +48,8 @@ class Interface:
     """The only height and width the network takes; images are resized, and predictions back."""
     output: Callable[[Any], Tensor] | None = None
     """Takes class scores ``(B, C, h, w)`` out of what the network returns; None: by its form."""
-    activated: bool | None = None
-    """The network returns probabilities, not scores."""
+    activated: bool | Literal["sigmoid"] | None = None
+    """The network returns probabilities, not scores; ``sigmoid``: each class has its own."""
 
     def __post_init__(self) -> None:
         for name in ("mean", "std", "size"):
@@ -57,13 +57,17 @@ class Interface:
             if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
                 example = "(480, 640)" if name == "size" else "(0.5, 0.5, 0.5)"
                 raise TypeError(f"{name} must be a tuple such as {example}, got {value!r}")
-            if value is not None and not all(isfinite(number) for number in value):
+            if value is not None and not all(isinstance(n, Real) and isfinite(n) for n in value):
                 raise ValueError(f"{name} must be finite numbers, got {value!r}")
             object.__setattr__(self, name, None if value is None else tuple(value))
         for name in ("channels", "divisor", "minimum"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, Integral) and int(value) > 0):
                 raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+        if self.size is not None and not (
+            len(self.size) == 2 and all(isinstance(n, Integral) and n > 0 for n in self.size)
+        ):
+            raise ValueError(f"size must be a height and a width in pixels, got {self.size!r}")
         if self.output is not None and not callable(self.output):
             raise TypeError(
                 "output must be a function of what the network returns, such as "
@@ -99,8 +103,10 @@ class Interface:
         else:
             x = F.pad(x, (0, self._missing(width), 0, self._missing(height)), mode="replicate")
         logits = self.scores(network(x)).to(torch.promote_types(x.dtype, torch.float32))
-        if self.activated:
-            logits = logits.logit(1e-6) if logits.shape[1] == 1 else logits.clamp_min(1e-6).log()
+        if self.activated == "sigmoid" or (self.activated and logits.shape[1] == 1):
+            logits = logits.logit(1e-6)
+        elif self.activated:
+            logits = logits.clamp_min(1e-6).log()
         if logits.shape[1] == 1:
             logits = torch.cat((torch.zeros_like(logits), logits), dim=1)
         size = (height, width) if self.size is not None else x.shape[-2:]

@@ -119,6 +119,8 @@ def replace_batchnorm(model: nn.Module, norm: str) -> None:
     if norm == "bn":
         return
     layers = {module: name for name, module in model.named_modules() if is_batchnorm(module)}
+    if not layers:
+        raise ValueError(f"norm={norm!r} takes the place of BatchNorm, and this network has none")
     for layer, name in layers.items():
         if type(layer) is not nn.BatchNorm2d or not (layer.affine and layer.track_running_stats):
             raise ValueError(

@@ -25,8 +25,11 @@ from selfadapt.models.zoo import MODELS, StateDict
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "model.", "_orig_mod.")
-AUXILIARY = ("auxiliary_head.", "aux_head.", "aux_classifier.", "fc.", "backbone.fc.")
-"""What a checkpoint may have too much: heads for training, and for classification."""
+AUXILIARY = (
+    "auxiliary_head.", "aux_head.", "aux_classifier.", "classification_head.", "data_preprocessor.",
+    "fc.", "backbone.fc.",
+)  # fmt: skip
+"""What a checkpoint may have too much: heads for training and for classification, and the like."""
 CLASSIFIERS = (
     "classifier.", "head.", "norm.", "incre_modules.", "downsamp_modules.", "final_layer.",
 )  # fmt: skip
@@ -63,9 +66,11 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged pickle fails in any way
+            kind = re.search(r"GLOBAL ([\w.]+)", str(error))
+            reason = f"it holds {kind[1]}" if kind else "it may be damaged, or hold a pickled model"
             raise ValueError(
                 f"{path} cannot be loaded as tensors alone, and nothing else is loaded for safety; "
-                "it may be damaged, or hold a pickled model: save its state_dict() instead"
+                f"{reason}: save its state_dict() instead"
             ) from error
     classes = _recorded_classes(metadata, content)
     tensors = _unwrapped(content, path)
@@ -96,14 +101,18 @@ def _recorded_classes(metadata: Mapping[str, str], content: Any) -> tuple[str, .
 def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     for _ in range(len(WRAPPINGS)):  # a file may wrap its tensors in several layers, not forever
         if isinstance(content, Mapping):
-            inner = [content[key] for key in WRAPPINGS if isinstance(content.get(key), Mapping)]
-            content = inner[0] if inner else content
+            keys = (*WRAPPINGS, *(key for key in content if not _tensors(content)))
+            inner = [content[key] for key in keys if isinstance(content.get(key), Mapping)]
+            content = max(inner, key=lambda part: len(_tensors(part))) if inner else content
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} must hold tensors by name, got {type(content).__name__}")
-    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
-    if not tensors:
+    if not (tensors := _tensors(content)):
         raise ValueError(f"{path} holds no tensors by name, but {list(content)[:5]}")
     return tensors
+
+
+def _tensors(content: Mapping[Any, Any]) -> dict[str, Tensor]:
+    return {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
 
 
 def _plain_names(tensors: StateDict) -> StateDict:
@@ -148,22 +157,43 @@ class Fit:
 
 def best_fit(model: nn.Module, tensors: StateDict, *, whole: bool = False) -> Fit:
     """Return how tensors fit ``model`` best: as all of it or, unless ``whole``, its backbone."""
-    return min(_fits(model, tensors, whole), key=lambda fit: fit.num_problems)
+    fits = list(_fits(model, tensors))
+    best = min(fits, key=lambda fit: fit.num_problems)
+    if best.num_problems and not best.num_classes():
+        for part in _parts(tensors):  # a network beside a loss, or beside a moving average of it
+            fits += [fit for fit in _fits(model, part) if not fit.num_problems or fit.num_classes()]
+    if not whole:
+        fits += [fit for fit in _backbone_fits(model, tensors) if not fit.num_problems]
+    return min(fits, key=lambda fit: fit.num_problems)
 
 
-def _fits(model: nn.Module, tensors: StateDict, whole: bool) -> Iterator[Fit]:
+def _parts(tensors: StateDict) -> list[StateDict]:
+    """Return the tensors below each first part of the names, without it."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        first, _, rest = name.partition(".")
+        parts.setdefault(first, {})[rest] = value
+    return list(parts.values())
+
+
+def _fits(model: nn.Module, tensors: StateDict) -> Iterator[Fit]:
     yield _fit(model, tensors, AUXILIARY)
     tensors = _plain_names(tensors)
     yield _fit(model, tensors, AUXILIARY)
     name = getattr(getattr(model, "spec", None), "name", None)
     if name in MODELS:
         yield _fit(model, _renamed(tensors, MODELS[name].renamed, model.state_dict()), AUXILIARY)
-    if whole:
-        return
+
+
+def _backbone_fits(model: nn.Module, tensors: StateDict) -> Iterator[Fit]:
+    name = getattr(getattr(model, "spec", None), "name", None)
     paths = (MODELS[name].backbone,) if name in MODELS else ("backbone", "encoder")
     modules = dict(model.named_modules())
+    plain = _staged(_plain_names(tensors))
     for backbone in (modules[path] for path in paths if path in modules):
-        yield _fit(backbone, _staged(tensors), AUXILIARY + CLASSIFIERS)
+        yield _fit(backbone, plain, AUXILIARY + CLASSIFIERS)
+        if len(parts := _parts(plain)) == 1:  # all of it below one name, such as encoder
+            yield _fit(backbone, _staged(parts[0]), AUXILIARY + CLASSIFIERS)
 
 
 def _staged(tensors: StateDict) -> StateDict:
