@@ -34,7 +34,7 @@ def test_official_mode_equals_the_released_code(name: str, monkeypatch: Any) -> 
             super().__init__(*args)
             episodes.append(self)
 
-    monkeypatch.setattr(selfadapt.adapt, "Episode", Recorded)
+    monkeypatch.setattr(selfadapt.method, "Episode", Recorded)
     stages = [f"backbone.{stage}" for stage in STAGES if stage not in settings["frozen"]]
     method = selfadapt.SelfAdapt(
         model,
