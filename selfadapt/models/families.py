@@ -111,7 +111,7 @@ def _parameters_of(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> tup
     return tuple(
         name
         for name, parameter in model.named_parameters()
-        if parameter in held and not name.endswith(MIXING)
+        if parameter in held and name.rpartition(".")[2] not in MIXING
     )
 
 

@@ -34,7 +34,8 @@ CLASSIFIERS = (
     "classifier.", "head.", "norm.", "incre_modules.", "downsamp_modules.", "final_layer.",
 )  # fmt: skip
 """What a backbone's checkpoint may have too much."""
-NOT_NEEDED = ("num_batches_tracked", *MIXING)
+NOT_NEEDED = ("num_batches_tracked", *(f".{name}" for name in MIXING))
+"""What a checkpoint may lack."""
 
 
 @dataclass(frozen=True, kw_only=True)
