@@ -268,6 +268,7 @@ def _demo(args: Namespace) -> int:
 ADDRESSES = """any other network, by address:
   torchvision:deeplabv3_resnet50    a segmentation network of torchvision
   smp:Unet/resnet34                 any of segmentation-models-pytorch; timm's encoders are tu-NAME
+  smp:FOLDER                        what its save_pretrained wrote
   hf:OWNER/NAME or hf:FOLDER        a network on the Hugging Face hub, or in a folder
   my_module:my_function             code of your own on the Python path; needs --trust"""
 

@@ -119,6 +119,19 @@ def test_a_network_in_the_hubs_cache(tmp_path: Path, monkeypatch: Any) -> None:
         selfadapt.create_model("hf:someone/else")
 
 
+def test_a_folder_that_smp_wrote(tmp_path: Path) -> None:
+    trained = seeded(lambda: smp.Unet("resnet18", encoder_weights=None, classes=3))
+    trained.save_pretrained(tmp_path / "unet")
+    model = selfadapt.open_model(f"smp:{tmp_path / 'unet'}", classes=["a", "b", "c"])
+    assert model.spec.classes == ("a", "b", "c")
+    x = torch.rand(1, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(model(x), trained(x))
+    (tmp_path / "unet" / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="unet cannot be opened"):
+        selfadapt.create_model(f"smp:{tmp_path / 'unet'}")
+
+
 @pytest.mark.parametrize("kind", ["SegformerForImageClassification", "SegformerModel"])
 def test_a_folder_without_a_segmentation_head_is_refused(kind: str, tmp_path: Path) -> None:
     getattr(transformers, kind)(segformer().config).save_pretrained(tmp_path / "net")

@@ -1,10 +1,12 @@
 """Networks of other libraries, by address.
 
-torchvision:NAME          such as torchvision:deeplabv3_resnet50
-smp:ARCHITECTURE/ENCODER  such as smp:Unet/resnet34; timm's encoders are called tu-NAME
-hf:OWNER/NAME             a network on the Hugging Face hub, or hf:FOLDER
-MODULE:FUNCTION           a function of one's own that returns a network; it runs foreign code,
-so it must be trusted in so many words
+    torchvision:NAME      such as torchvision:deeplabv3_resnet50
+    smp:KIND/ENCODER      such as smp:Unet/resnet34; timm's encoders are called tu-NAME
+    smp:FOLDER            what smp's save_pretrained wrote
+    hf:OWNER/NAME         a network on the Hugging Face hub, or hf:FOLDER
+    MODULE:FUNCTION       a function of one's own that returns a network
+
+The last runs foreign code, so it must be trusted in so many words. No file can name it.
 """
 
 import inspect
@@ -29,8 +31,13 @@ FOREIGN = re.compile(r"hf:.+|(?!torchvision:|smp:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def is_foreign(name: str) -> bool:
-    """Say whether a name means a network that is opened, not built: a hub's, or a function's."""
-    return FOREIGN.fullmatch(name) is not None
+    """Say whether a name means a network that is opened, not built: a folder's, or a function's."""
+    return FOREIGN.fullmatch(name) is not None or _smp_folder(name) is not None
+
+
+def _smp_folder(name: str) -> Path | None:
+    folder = Path(name.removeprefix("smp:")).expanduser()
+    return folder if name.startswith("smp:") and folder.is_dir() else None
 
 
 def library_architecture(address: str) -> Architecture | None:
@@ -90,6 +97,15 @@ def _smp(name: str) -> Architecture:
         return build(1, "imagenet").encoder.state_dict()
 
     return Architecture(build=build, imagenet=imagenet, backbone="encoder")
+
+
+def open_folder(address: str) -> nn.Module:
+    """Return the network that smp's save_pretrained wrote to a folder."""
+    smp = need("segmentation_models_pytorch", "models")
+    try:
+        return smp.from_pretrained(_smp_folder(address), strict=True).eval()
+    except Exception as error:  # files of others fail in many ways
+        raise ValueError(f"{address} cannot be opened: {error}") from error
 
 
 def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:

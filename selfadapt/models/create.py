@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from selfadapt.labels import CITYSCAPES_19, class_names
-from selfadapt.models.address import is_foreign, open_function, open_hub
+from selfadapt.models.address import is_foreign, open_folder, open_function, open_hub
 from selfadapt.models.checkpoint import load_model, recorded_spec
 from selfadapt.models.spec import ModelSpec, find_architecture
 from selfadapt.models.weights import Weights, best_fit, put_weights, read_weights
@@ -31,8 +31,8 @@ def create_model(
     """Create a network, in evaluation mode.
 
     Args:
-        name: A name in ``MODELS``, or an address: ``torchvision:NAME``, ``smp:KIND/ENCODER``,
-            ``hf:OWNER/NAME`` or ``hf:FOLDER``, ``MODULE:FUNCTION``.
+        name: A name in ``MODELS``, or an address: ``torchvision:NAME``, ``smp:KIND/ENCODER``
+            or ``smp:FOLDER``, ``hf:OWNER/NAME`` or ``hf:FOLDER``, ``MODULE:FUNCTION``.
         classes: Number of classes, the name of a class space, or the class names. None: as the
             weights have them, else ``cityscapes-19``.
         weights: A file with weights, of the whole network or of its backbone alone; or
@@ -126,6 +126,8 @@ def _foreign(spec: ModelSpec, stored: Weights | None, *, trust: bool) -> nn.Modu
             raise ValueError(
                 f"{spec.name} has {len(known)} classes, but {len(spec.classes)} are asked for"
             )
+    elif spec.name.startswith("smp:"):
+        model, known = open_folder(spec.name), ()
     else:
         model, known = open_function(spec.name, len(spec.classes) or None, trust=trust), ()
     replace(spec, classes=spec.classes or known).finish(model)
