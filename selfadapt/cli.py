@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 done in part, 2 asked wrongly.
 """
 
+import os
 import sys
 import warnings
 from argparse import SUPPRESS
@@ -55,6 +56,9 @@ def main(args: Sequence[str] | None = None) -> None:
         with warnings.catch_warnings():
             warnings.showwarning = lambda text, *_, **__: print(f"note: {text}", file=sys.stderr)
             code = VERBS[parsed.verb].run(parsed[parsed.verb])
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except USER_ERRORS as error:
         print(f"selfadapt {parsed.verb}: {error}", file=sys.stderr)
         code = 2
@@ -84,14 +88,14 @@ def _predict_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="Image files, or folders.")
     parser.add_argument(
         "--model",
-        nargs="+",
+        action="append",
         required=True,
         metavar="MODEL",
-        help="A file saved by save_model; or a name or address, see selfadapt models. Several for "
-        "--method ensemble.",
+        help="A file saved by save_model; or a name or address, see selfadapt models. Once more "
+        "for each network of --method ensemble.",
     )
     parser.add_argument(
-        "--weights", nargs="+", metavar="FILE", help="Weights, one file for each --model by name."
+        "--weights", action="append", metavar="FILE", help="Weights, one for each --model by name."
     )
     parser.add_argument(
         "--classes", metavar="CLASSES", help="Their number, or the name of a class space."

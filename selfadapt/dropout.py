@@ -36,6 +36,8 @@ def add_dropout(model: nn.Module, rate: float = 0.1) -> int:
         >>> add_dropout(model, 0.1)
         1
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_rate(rate)
     layers: dict[nn.Module, ReLUWithDropout] = {}
     for module in list(model.modules()):

@@ -255,6 +255,8 @@ def _convert(model: nn.Module, report: SaNReport) -> None:
 
 def remove_san(model: nn.Module) -> None:
     """Take SaN out of ``model`` again; every layer is what it was before ``apply_san``."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
         if isinstance(module, SaN):
             if type(module) is not _san_class(module.san_base):  # type: ignore[arg-type]

@@ -91,7 +91,8 @@ def test_backbone_weights_load_alone(tmp_path: Path) -> None:
     imagenet = torchvision.models.resnet50(weights=None)
     wrapped = {f"model.module.{name}": value for name, value in imagenet.state_dict().items()}
     torch.save({"model": {"state_dict": wrapped}}, tmp_path / "resnet50.pth")
-    model = selfadapt.create_model("deeplabv1_resnet50", weights=tmp_path / "resnet50.pth")
+    with pytest.warns(UserWarning, match="is of the backbone alone: the head is new"):
+        model = selfadapt.create_model("deeplabv1_resnet50", weights=tmp_path / "resnet50.pth")
     assert torch.equal(model.backbone.conv1.weight, imagenet.conv1.weight)
     assert len(model.spec.classes) == 19
 
@@ -182,6 +183,15 @@ def test_san_does_not_change_what_is_saved(tmp_path: Path) -> None:
     loaded = selfadapt.load_model(tmp_path / "net.safetensors")
     assert type(loaded.backbone.bn1) is nn.BatchNorm2d
     assert list(loaded.state_dict()) == list(model.state_dict())
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    model = selfadapt.create_model("smp:FPN/mobilenet_v2", classes=2)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere to write net\.saf"):
+        selfadapt.save_model(model, tmp_path / "nowhere" / "net.safetensors")
+    with pytest.raises(TypeError, match=r"dtype must be a torch\.dtype such as torch\.float16"):
+        selfadapt.save_model(model, tmp_path / "net.safetensors", dtype=torch.int8)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) -> None:

@@ -199,7 +199,12 @@ def _processor_rules(name: str) -> dict[str, Any] | None:
             path = try_to_load_from_cache(name, "preprocessor_config.json")
         except HFValidationError:
             return None
-    return json.loads(Path(path).read_text()) if isinstance(path, str | Path) else None
+    if not isinstance(path, str | Path):
+        return None
+    try:
+        return json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
 
 
 def _timm_configs(model: nn.Module) -> Iterator[Mapping[str, Any]]:
