@@ -37,7 +37,7 @@ def is_foreign(name: str) -> bool:
 
 def _smp_folder(name: str) -> Path | None:
     folder = Path(name.removeprefix("smp:")).expanduser()
-    return folder if name.startswith("smp:") and folder.is_dir() else None
+    return folder if name.startswith("smp:") and (folder / "config.json").is_file() else None
 
 
 def library_architecture(address: str) -> Architecture | None:

@@ -106,7 +106,7 @@ def recorded_spec(weights: Weights) -> ModelSpec:
     metadata = weights.metadata
     if "classes" in metadata and weights.classes is None:
         raise ValueError(f"its classes are {metadata['classes']!r}")
-    name = "_".join([metadata["arch"], *([metadata["backbone"]] if "backbone" in metadata else [])])
+    name = "_".join(metadata[key] for key in ("arch", "backbone") if key in metadata)
     options = _recorded_options(metadata, find_architecture(name))
     norm, dropout = metadata.get("norm", "bn"), float(metadata.get("dropout", 0))
     return ModelSpec(name, weights.classes or CITYSCAPES_19, options, norm, dropout)

@@ -166,7 +166,7 @@ def _compare_options(spec: ModelSpec, stored: Weights) -> None:
     """Warn where a file was saved with other options: it fits, and gives other predictions."""
     try:
         saved = recorded_spec(stored)
-    except (LookupError, ValueError):  # it does not say, or not in words known here
+    except ValueError:  # it does not say, or not in words known here
         return
     there, here = ({**each.options, "norm": each.norm} for each in (saved, spec))
     for option, value in there.items():
