@@ -1,8 +1,19 @@
-"""Class spaces: the classes a network knows, by name, with the colours they are painted in."""
+"""Classes by name: the spaces networks are trained and scored in, and tables of labels in files.
+
+A dataset's labels are numbers in files; a ``LabelTable`` says what each number is called and which
+class it counts as. A network's classes are a ``ClassSpace``, a tuple of names. Any dataset meets any
+network through the names alone.
+"""
 
 import colorsys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
+
+import numpy as np
+
+from selfadapt.names import nearest
+from selfadapt.pseudo import IGNORE
 
 CITYSCAPES_COLORS = {
     "road": (128, 64, 128),
@@ -27,10 +38,113 @@ CITYSCAPES_COLORS = {
 }
 """The 19 evaluated classes in train id order. Origin: cityscapesScripts, helpers/labels.py."""
 
+
+@dataclass(frozen=True)
+class ClassSpace:
+    """The classes a network knows, or is scored in.
+
+    Example:
+        >>> space = ClassSpace(("person", "car"), merges={"rider": "person", "bus": "car"})
+        >>> space.index("bus"), space.index("sky")
+        (1, 255)
+    """
+
+    names: tuple[str, ...]
+    merges: Mapping[str, str] = field(default_factory=dict)
+    """Classes of others and the class here that they count as."""
+
+    def __post_init__(self) -> None:
+        if not self.names or not all(isinstance(name, str) for name in self.names):
+            raise ValueError(f"class names must be strings, at least one, got {self.names!r}")
+        for old, new in self.merges.items():
+            if new not in self.names or old in self.names:
+                raise ValueError(
+                    f"a merge must lead from another class to one of {', '.join(self.names)}, "
+                    f"got {old!r} to {new!r}"
+                )
+
+    def index(self, name: str | None) -> int:
+        """Return the train id of a class, 255 where this space has no such class."""
+        if name is None:
+            return IGNORE
+        name = self.merges.get(name, name)
+        return self.names.index(name) if name in self.names else IGNORE
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """What the numbers in a dataset's label files mean.
+
+    Example:
+        >>> table = LabelTable("nowhere", {0: ("void", None), 7: ("Street", "road")})
+        >>> table.lookup(ClassSpace(("sky", "road")))[[0, 7, 9]].tolist()
+        [255, 1, 255]
+    """
+
+    origin: str
+    """Where the numbers and names are written down."""
+    ids: Mapping[int, tuple[str, str | None]]
+    """Raw id -> its name in the origin, and the class it counts as; None: it is ignored."""
+
+    def lookup(self, space: ClassSpace) -> np.ndarray:
+        """Return the train ids ``(65536,)``, uint8, that raw ids have in ``space``."""
+        if len(space.names) > IGNORE:
+            raise ValueError(
+                f"labels in files have {IGNORE} classes at most, got {len(space.names)}"
+            )
+        train_ids = np.full(65536, IGNORE, np.uint8)
+        for raw_id, (_, name) in self.ids.items():
+            train_ids[raw_id] = space.index(name)
+        return train_ids
+
+
 CITYSCAPES_19 = tuple(CITYSCAPES_COLORS)
 SYNTHIA_16 = tuple(name for name in CITYSCAPES_19 if name not in ("terrain", "truck", "train"))
+CARLA_13 = (*CITYSCAPES_19[: CITYSCAPES_19.index("person") + 1], "car")
+STREETS_9 = (
+    "road", "sidewalk", "building", "pole", "traffic sign", "vegetation", "sky", "person", "car",
+)  # fmt: skip
 
-CLASS_SPACES = {"cityscapes-19": CITYSCAPES_19, "synthia-16": SYNTHIA_16}
+CLASS_SPACES = {
+    "cityscapes-19": ClassSpace(CITYSCAPES_19),
+    "synthia-16": ClassSpace(SYNTHIA_16),
+    "carla-13": ClassSpace(
+        CARLA_13,
+        merges={
+            "rider": "person",  # CARLA's person is every human, its car every vehicle
+            **dict.fromkeys(("truck", "bus", "train", "motorcycle", "bicycle"), "car"),
+        },
+    ),
+    "streets-9": ClassSpace(STREETS_9),
+}
+
+
+def class_space(classes: int | str | Sequence[str] | ClassSpace) -> ClassSpace:
+    """Return the class space meant by its name, by class names or by their number.
+
+    Names that are those of a known space have its merges.
+
+    Example:
+        >>> class_space("cityscapes-19").names[:2]
+        ('road', 'sidewalk')
+        >>> class_space(2).names
+        ('class 0', 'class 1')
+    """
+    if isinstance(classes, ClassSpace):
+        return classes
+    if isinstance(classes, str):
+        if classes not in CLASS_SPACES:
+            raise ValueError(
+                f"unknown class space {classes!r};{nearest(classes, CLASS_SPACES)} "
+                f"known: {', '.join(CLASS_SPACES)}; or give a number of classes, or their names"
+            )
+        return CLASS_SPACES[classes]
+    if isinstance(classes, Sequence):
+        known = (space for space in CLASS_SPACES.values() if space.names == tuple(classes))
+        return next(known, None) or ClassSpace(tuple(classes))
+    if isinstance(classes, bool) or not isinstance(classes, Integral) or int(classes) < 1:
+        raise ValueError(f"a network needs a whole number of classes, got {classes!r}")
+    return ClassSpace(tuple(f"class {index}" for index in range(int(classes))))
 
 
 def class_names(classes: int | str | Sequence[str]) -> tuple[str, ...]:
@@ -39,23 +153,8 @@ def class_names(classes: int | str | Sequence[str]) -> tuple[str, ...]:
     Example:
         >>> class_names(2)
         ('class 0', 'class 1')
-        >>> class_names("cityscapes-19")[:2]
-        ('road', 'sidewalk')
     """
-    if isinstance(classes, str):
-        if classes not in CLASS_SPACES:
-            raise ValueError(
-                f"unknown class space {classes!r}; known: {', '.join(CLASS_SPACES)}; "
-                "or give a number of classes, or their names"
-            )
-        return CLASS_SPACES[classes]
-    if isinstance(classes, Sequence):
-        if not classes or not all(isinstance(name, str) for name in classes):
-            raise ValueError(f"class names must be strings, at least one, got {classes!r}")
-        return tuple(classes)
-    if isinstance(classes, bool) or not isinstance(classes, Integral) or int(classes) < 1:
-        raise ValueError(f"a network needs a whole number of classes, got {classes!r}")
-    return tuple(f"class {index}" for index in range(int(classes)))
+    return class_space(classes).names
 
 
 def class_colors(names: Sequence[str]) -> list[tuple[int, int, int]]:

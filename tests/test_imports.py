@@ -8,7 +8,8 @@ import selfadapt
 
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
-    {"names", "files", "extras", "pseudo", "views", "labels", "result"},
+    {"names", "files", "extras", "pseudo", "views", "result"},
+    {"labels"},
     {"norm", "dropout", "images", "metrics"},
     {"models"},
     {"episode"},

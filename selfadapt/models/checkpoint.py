@@ -50,7 +50,7 @@ def save_model(
         )
     if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
         raise TypeError(f"dtype must be a torch.dtype such as torch.float16, got {dtype!r}")
-    space = next((name for name, names in CLASS_SPACES.items() if names == spec.classes), None)
+    space = next((n for n, known in CLASS_SPACES.items() if known.names == spec.classes), None)
     interface = vars(getattr(model, "interface", Interface()))
     metadata = {
         "format": FORMAT,

@@ -93,7 +93,7 @@ def _recorded_classes(metadata: Mapping[str, str], content: Any) -> tuple[str, .
     names = dataset.get("classes") if isinstance(dataset, Mapping) else meta.get("CLASSES")
     try:
         if classes := metadata.get("classes"):
-            return CLASS_SPACES.get(classes) or class_names(json.loads(classes))
+            return class_names(classes if classes in CLASS_SPACES else json.loads(classes))
         return class_names(tuple(names)) if names else None
     except (ValueError, TypeError):  # other people may mean something else by these words
         return None
