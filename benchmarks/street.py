@@ -1,70 +1,52 @@
-"""Accuracy, calibration and time of any methods on a folder of images with labels.
+"""Accuracy, calibration and time of any methods on a domain.
 
-    python benchmarks/street.py DOMAIN --weights FILE -o rows.csv
+    python benchmarks/street.py DOMAIN --model FILE -o rows.csv
     python benchmarks/street.py DOMAIN --weights FILE --run san --run tent:lr=0.01,alpha=1
+    python benchmarks/street.py streets/night --model streets --limit 50
 
-DOMAIN holds ``images/NAME.jpg`` and ``labels/NAME.png`` (Cityscapes train ids). Classes are merged
-into the space a CARLA-trained network can know: riders are persons, all vehicles are cars. Images
-are enlarged to twice their size by PIL, probabilities are brought back before they are scored.
+DOMAIN is a folder that holds ``images/NAME.jpg`` and ``labels/NAME.png`` (Cityscapes train ids), or
+a look of the built-in world. Classes of a folder are merged into the space a CARLA-trained network
+can know, ``carla-13``; its images are enlarged to twice their size by PIL, and probabilities are
+brought back before they are scored.
 """
 
 import argparse
 import ast
 import csv
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
-from selfadapt import METHODS, create_method, create_model
-from selfadapt.images import load_image
+from selfadapt import METHODS, create_method, create_model, open_model
+from selfadapt.data import Dataset, open_dataset
+from selfadapt.images import enlarged, load_image
 from selfadapt.methods import Segments
-from selfadapt.metrics import calibration_bins, confusion_matrix, ece, iou, merge_classes
-
-MERGES = {12: 11, 14: 13, 15: 13, 16: 13, 17: 13, 18: 13}
-ENLARGE = 2
+from selfadapt.metrics import Score, in_space
 
 
-class Score:
-    """What one method scored over the images so far."""
-
-    def __init__(self) -> None:
-        self.confusion = torch.zeros(19, 19, dtype=torch.int64)
-        self.bins = torch.zeros(3, 10, dtype=torch.float64)
-        self.image_iou: list[float] = []
-        self.seconds: list[float] = []
-
-    def add(self, label: Tensor, probs: Tensor, seconds: float) -> None:
-        """Count one image."""
-        probs = F.interpolate(probs[None], label.shape, mode="bilinear")[0]
-        probs = merge_classes(probs, MERGES)
-        confusion = confusion_matrix(label, probs.argmax(dim=0), 19).cpu()
-        self.confusion += confusion
-        self.bins += calibration_bins(label, probs).cpu()
-        self.image_iou.append(float(iou(confusion).nanmean()))
-        self.seconds.append(seconds)
+def open_domain(domain: str, limit: int | None) -> tuple[Dataset, float]:
+    """Return a domain, and how much its images are enlarged."""
+    name, _, look = domain.partition("/")
+    if name == "streets" and look:
+        return open_dataset("streets", split=look, space="streets-9", limit=limit), 1
+    folder = open_dataset(
+        "folder", domain, split="all", classes="cityscapes-19", space="carla-13", limit=limit
+    )
+    return folder, 2
 
 
-def read_pairs(root: Path, device: str, every: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each enlarged image ``(3, H, W)`` with its label at the stored size."""
-    paths = sorted((root / "images").iterdir())[::every]
-    if not paths:
-        raise SystemExit(f"there are no images in {root / 'images'}")
-    for path in paths:
-        with Image.open(path) as picture:
-            size = (picture.width * ENLARGE, picture.height * ENLARGE)
-            image = load_image(picture.convert("RGB").resize(size, Image.Resampling.BILINEAR))
-        label = torch.from_numpy(np.array(Image.open(root / "labels" / f"{path.stem}.png")))
-        label = label.long().to(device)
-        for old, new in MERGES.items():
-            label[label == old] = new
-        yield image.to(device), label
+def read_pairs(dataset: Dataset, scale: float, every: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each image ``(3, H, W)`` with its label at the stored size."""
+    for number in range(0, len(dataset), every):
+        sample = dataset[number]
+        image = load_image(enlarged(sample.image, scale))
+        yield image, torch.from_numpy(sample.label).long()
 
 
 def parse_run(run: str) -> tuple[str, dict[str, Any]]:
@@ -72,55 +54,73 @@ def parse_run(run: str) -> tuple[str, dict[str, Any]]:
     name, _, text = run.partition(":")
     pairs = [pair.split("=") for pair in text.split(",") if pair]
     words = {"paper", "official"}
-    return name, {k: v if v in words else ast.literal_eval(v) for k, v in pairs}
+    return name, {k: v if v in words else ast.literal_eval(v.replace(";", ",")) for k, v in pairs}
 
 
 def evaluate(
-    methods: dict[str, Segments], pairs: Iterator[tuple[Tensor, Tensor]]
-) -> dict[str, Score]:
-    """Run every method on every image."""
-    scores = {name: Score() for name in methods}
+    methods: dict[str, Segments],
+    classes: Sequence[str],
+    dataset: Dataset,
+    pairs: Iterator[tuple[Tensor, Tensor]],
+) -> tuple[dict[str, Score], dict[str, list[float]]]:
+    """Run every method on every image; return the scores and the seconds by method."""
+    scores = {name: Score(len(dataset.space.names)) for name in methods}
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
     for image, label in pairs:
         for name, method in methods.items():
             result = method(image)
-            scores[name].add(label, result.probs, result.seconds)
-    return scores
+            label = label.to(result.probs.device)
+            probs = F.interpolate(result.probs[None], label.shape, mode="bilinear")[0]
+            scores[name].add(label, in_space(probs, classes, dataset.space))
+            seconds[name].append(result.seconds)
+    return scores, seconds
 
 
 def main() -> None:
     """Print a table and write it as CSV."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("domain", type=Path)
-    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("domain")
+    parser.add_argument("--model", help="what selfadapt train saved, or streets")
+    parser.add_argument("--weights", type=Path, help="weights of a caffe-style DeepLabv1 ResNet-50")
     parser.add_argument("--dilation", default="released")
     parser.add_argument(
-        "--run", action="append", default=[], help="METHOD or METHOD:key=value,...; default: all"
+        "--run",
+        action="append",
+        default=[],
+        help="METHOD or METHOD:key=value,...; in lists ; for a comma; default: all",
     )
     parser.add_argument("--every", type=int, default=1, help="take every N-th image only")
+    parser.add_argument("--limit", type=int, help="take the first N images only")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
-    model = create_model(
-        "deeplabv1_resnet50", style="caffe", dilation=args.dilation, weights=args.weights
-    ).to(args.device)
-    runs = ["source", *(run for run in args.run or METHODS if run != "source")]
+    if (args.model is None) == (args.weights is None):
+        parser.error("give either --model or --weights")
+    if args.model:
+        model: Any = open_model(args.model)
+    else:
+        options = {"style": "caffe", "dilation": args.dilation}
+        model = create_model("deeplabv1_resnet50", weights=args.weights, **options)
+    model.to(args.device)
     methods = {}
-    for run in runs:
+    for run in ["source", *(run for run in args.run or METHODS if run != "source")]:
         name, settings = parse_run(run)
         methods[run] = create_method(name, model, compare=False, **settings)
+    dataset, scale = open_domain(args.domain, args.limit)
     start = time.perf_counter()
-    scores = evaluate(methods, read_pairs(args.domain, args.device, args.every))
+    scores, seconds = evaluate(
+        methods, model.spec.classes, dataset, read_pairs(dataset, scale, args.every)
+    )
     baseline = torch.tensor(scores["source"].image_iou)
     rows = [["method", "mIoU", "ECE", "images made worse", "ms"]]
     for name, score in scores.items():
         worse = (torch.tensor(score.image_iou) < baseline).float().mean()
-        mean_iou = float(iou(score.confusion).nanmean())
-        numbers = [100 * mean_iou, 100 * ece(score.bins), 100 * float(worse)]
-        milliseconds = float(np.median(score.seconds)) * 1000
+        numbers = [100 * score.mean_iou, 100 * score.ece, 100 * float(worse)]
+        milliseconds = float(np.median(seconds[name])) * 1000
         rows.append([name, *(f"{n:.2f}" for n in numbers), f"{milliseconds:.0f}"])
     for row in rows:
         print("| " + " | ".join(row) + " |")
-    print(f"{len(baseline)} images of {args.domain.name}, {time.perf_counter() - start:.0f} s")
+    print(f"{len(baseline)} images of {dataset.name}, {time.perf_counter() - start:.0f} s")
     if args.output:
         with args.output.open("w", newline="") as file:
             csv.writer(file).writerows(rows)

@@ -8,13 +8,13 @@ import sys
 import warnings
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import docstring_parser
 import torch
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -27,14 +27,20 @@ from selfadapt import (
     create_model,
     open_model,
 )
+from selfadapt.data import DATASETS
+from selfadapt.data.check import run_check
 from selfadapt.demo import demo
 from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, settings_of
 from selfadapt.models.families import adapted_parameters
 from selfadapt.norm import find_san
 from selfadapt.predict import find_images, plan_outputs, predict
+from selfadapt.train import TrainConfig, find_recipe, train
 
 USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+RECIPE_VERBS = {"train"}
 NOT_FLAGS = {"views", "interface", "compare"}
 LISTS: dict[Any, type] = {Sequence[float]: float, Sequence[str] | None: str}
 
@@ -51,16 +57,18 @@ class Verb:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one verb and exit with its code."""
-    parsed = _parser().parse_args(None if args is None else list(args))
+    words = sys.argv[1:] if args is None else list(args)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda text, *_, **__: print(f"note: {text}", file=sys.stderr)
+            parser = _parser()
+            parsed = parser.instantiate(parser.parse_args(_with_recipe(words)))
             code = VERBS[parsed.verb].run(parsed[parsed.verb])
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except USER_ERRORS as error:
-        print(f"selfadapt {parsed.verb}: {error}", file=sys.stderr)
+        print(f"selfadapt {words[0]}: {error}", file=sys.stderr)
         code = 2
     except torch.OutOfMemoryError:
         print("out of memory: try a smaller --max-pixels, or --device cpu", file=sys.stderr)
@@ -69,6 +77,13 @@ def main(args: Sequence[str] | None = None) -> None:
         print("stopped; what has been written is complete", file=sys.stderr)
         code = 130
     sys.exit(code)
+
+
+def _with_recipe(words: list[str]) -> list[str]:
+    """Spell the recipe that follows a verb as a flag, which is what a file of settings is."""
+    if len(words) < 2 or words[0] not in RECIPE_VERBS or words[1].startswith("-"):
+        return words
+    return [words[0], "--recipe", str(find_recipe(words[1])), *words[2:]]
 
 
 def _parser() -> ArgumentParser:
@@ -264,6 +279,43 @@ def _models(args: Namespace) -> int:
     return 0
 
 
+def _check_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("dataset", metavar="DATASET", help=f"One of {', '.join(DATASETS)}.")
+    parser.add_argument("root", nargs="?", metavar="ROOT", help="The folder it lies in.")
+    parser.add_argument("--split", help="Check this split only.")
+    parser.add_argument(
+        "--classes", nargs="+", help="Of folder: the name of a class space, or the classes by id."
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="PNG", help="Write pictures with their labels."
+    )
+
+
+def _check_data(args: Namespace) -> int:
+    classes = args.classes
+    if classes is not None and len(classes) == 1:
+        classes = classes[0]
+    return run_check(args.dataset, args.root, split=args.split, classes=classes, output=args.output)
+
+
+def _train_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--recipe",
+        action=ActionConfigFile,
+        help="YAML file, or the name of a shipped recipe; the word RECIPE after the verb is short "
+        "for this. Flags that follow change it.",
+    )
+    _output_arguments(parser)
+    parser.add_class_arguments(TrainConfig)
+
+
+def _train(args: Namespace) -> int:
+    names = (f.name for f in fields(TrainConfig))
+    config = TrainConfig(**{name: args[name] for name in names})
+    train(config, args.output, overwrite=args.overwrite)
+    return 0
+
+
 def _demo(args: Namespace) -> int:
     demo(args.output, overwrite=args.overwrite)
     return 0
@@ -282,6 +334,18 @@ VERBS = {
         "selfadapt predict street.jpg --model net.safetensors -o masks",
         _predict_arguments,
         _predict,
+    ),
+    "train": Verb(
+        "Train a network on a source domain, or go on with a run that was stopped.",
+        "selfadapt train streets-quick -o run",
+        _train_arguments,
+        _train,
+    ),
+    "check-data": Verb(
+        "Look through a dataset: missing and broken files, sizes, ids, class frequencies.",
+        "selfadapt check-data cityscapes /data/cityscapes -o sheet.png",
+        _check_arguments,
+        _check_data,
     ),
     "methods": Verb(
         "List the methods, or the settings of one.",

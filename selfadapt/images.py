@@ -178,6 +178,14 @@ def _describe(thing: object) -> str:
     return type(thing).__name__
 
 
+def enlarged(image: PILImage.Image, scale: float) -> PILImage.Image:
+    """Resize a picture by a factor, with PIL's bilinear filter."""
+    if scale == 1:
+        return image
+    size = (round(image.width * scale), round(image.height * scale))
+    return image.resize(size, PILImage.Resampling.BILINEAR)
+
+
 def colored(label: Tensor, colors: Sequence[Sequence[int]]) -> PILImage.Image:
     """Paint each class of ``label`` ``(H, W)`` in its colour; other labels stay black."""
     palette = np.zeros((max(len(colors), IGNORE) + 1, 3), np.uint8)

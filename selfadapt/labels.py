@@ -1,8 +1,8 @@
 """Classes by name: the spaces networks are trained and scored in, and tables of labels in files.
 
 A dataset's labels are numbers in files; a ``LabelTable`` says what each number is called and which
-class it counts as. A network's classes are a ``ClassSpace``, a tuple of names. Any dataset meets any
-network through the names alone.
+class it counts as. A network's classes are a ``ClassSpace``, a tuple of names. Any dataset meets
+any network through the names alone.
 """
 
 import colorsys

@@ -3,11 +3,12 @@
 Both are sums over pixels, so they are gathered image by image, exactly and without storing pixels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from selfadapt.labels import ClassSpace
 from selfadapt.pseudo import IGNORE
 
 
@@ -81,10 +82,46 @@ def ece(bins: Tensor) -> float:
     return float((hits - confidence).abs().sum() / count.sum().clamp(min=1))
 
 
-def merge_classes(values: Tensor, merges: Mapping[int, int]) -> Tensor:
-    """Add the probabilities ``(C, H, W)`` of some classes to those of others."""
-    merged = values.clone()
-    for old, new in merges.items():
-        merged[new] += merged[old]
-        merged[old] = 0
-    return merged
+def in_space(probs: Tensor, classes: Sequence[str], space: ClassSpace) -> Tensor:
+    """Return the probabilities of the classes of ``space``, from those of a network's ``classes``.
+
+    Probabilities of classes that count as the same are added. Those of classes that ``space`` does
+    not have are left out.
+
+    Example:
+        >>> space = ClassSpace(("person", "car"), merges={"bus": "car"})
+        >>> probs = torch.tensor([0.2, 0.3, 0.5]).reshape(3, 1, 1)
+        >>> in_space(probs, ("car", "bus", "person"), space).flatten().tolist()
+        [0.5, 0.5]
+    """
+    index = torch.tensor([space.index(name) for name in classes], device=probs.device)
+    known = index != IGNORE
+    merged = probs.new_zeros(len(space.names), *probs.shape[1:])
+    return merged.index_add(0, index[known], probs[known])
+
+
+class Score:
+    """Accuracy and calibration over the images of a domain, added one by one."""
+
+    def __init__(self, num_classes: int, num_bins: int = 10) -> None:
+        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+        self.bins = torch.zeros(3, num_bins, dtype=torch.float64)
+        self.image_iou: list[float] = []
+        """Mean IoU of each image over the classes in its label."""
+
+    def add(self, label: Tensor, probs: Tensor) -> None:
+        """Count an image with labels ``(H, W)`` and probabilities ``(C, H, W)``."""
+        confusion = confusion_matrix(label, probs.argmax(dim=0), len(self.confusion)).cpu()
+        self.confusion += confusion
+        self.bins += calibration_bins(label, probs, self.bins.shape[1]).cpu()
+        self.image_iou.append(float(iou(confusion).nanmean()))
+
+    @property
+    def mean_iou(self) -> float:
+        """Mean over the classes that occur in the domain, from one confusion matrix."""
+        return float(iou(self.confusion).nanmean())
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error over all pixels."""
+        return ece(self.bins)

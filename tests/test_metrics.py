@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from selfadapt.metrics import calibration_bins, confusion_matrix, ece, iou, merge_classes
+from selfadapt.labels import ClassSpace
+from selfadapt.metrics import Score, calibration_bins, confusion_matrix, ece, in_space, iou
 
 
 def naive_iou(label: Tensor, predicted: Tensor, c: int) -> float:
@@ -69,7 +70,20 @@ def test_a_sure_pixel_falls_into_the_last_bin() -> None:
 
 
 def test_merging_adds_probabilities() -> None:
-    probs = torch.rand(3, 2, 2)
-    merged = merge_classes(probs, {2: 0})
+    probs = torch.rand(4, 2, 2)
+    space = ClassSpace(("person", "sky", "car"), merges={"rider": "person"})
+    merged = in_space(probs, ("rider", "car", "person", "train"), space)
     torch.testing.assert_close(merged[0], probs[0] + probs[2])
-    assert (merged[2] == 0).all()
+    assert (merged[1] == 0).all()
+    torch.testing.assert_close(merged[2], probs[1])
+
+
+def test_a_score_counts_a_domain_and_each_image() -> None:
+    score = Score(2)
+    sure = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]).reshape(2, 1, 3)
+    score.add(torch.tensor([[0, 0, 1]]), sure)
+    score.add(torch.tensor([[1, 0, 255]]), sure)
+    # over the domain: class 0 is hit 3 times and missed by 1 pixel, class 1 hit once, missed once
+    assert score.mean_iou == pytest.approx((3 / 4 + 1 / 2) / 2)
+    assert score.image_iou == pytest.approx([1.0, (1 / 2 + 0) / 2])
+    assert score.ece == pytest.approx(1 / 5)

@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any, TypeVar
 
 from torch import nn
@@ -16,6 +17,9 @@ from selfadapt.models.weights import Weights, best_fit, put_weights, read_weight
 from selfadapt.models.zoo import MODELS
 
 T = TypeVar("T")
+
+SHIPPED = {"streets": "weights/streets.safetensors"}
+"""Networks that come with the package: streets was trained on the built-in world by day."""
 
 
 def create_model(
@@ -68,12 +72,15 @@ def open_model(
     """Open a trained network, from a file saved by ``save_model`` or by name or address.
 
     Args:
-        place: A file, or what ``create_model`` takes as its name.
+        place: A file, or what ``create_model`` takes as its name; ``streets`` for the small network
+            that comes with the package.
         classes: As in ``create_model``. A file of ``save_model`` needs none of these.
         weights: A file with weights of the whole network, where it has none of its own.
         trust: Run the function at ``MODULE:FUNCTION``.
     """
     name = os.fspath(place)
+    if name in SHIPPED:
+        name = str(files("selfadapt") / SHIPPED[name])
     if os.path.isfile(name):
         model = load_model(name)
         given = {"classes": classes, "weights": weights}
@@ -140,6 +147,8 @@ def _stored(spec: ModelSpec, weights: str | os.PathLike[str] | None) -> Weights 
     """Get the weights that are asked for."""
     architecture = find_architecture(spec.name)
     if weights == "imagenet":
+        if architecture.imagenet is None:
+            raise ValueError(f"there are no ImageNet weights for {spec.name}; leave weights out")
         origin = f"the ImageNet weights for {spec.name}"
         return Weights(tensors=_fetched(origin, architecture.imagenet), origin=origin)
     if weights is not None:

@@ -9,12 +9,13 @@ ResNet are in use, and weights trained in one lose accuracy in another without a
     every block                     2, 4           2, 4
 """
 
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import resnet
-from torchvision.models.resnet import ResNet
+from torchvision.models.resnet import BasicBlock, ResNet
 
 from selfadapt.extras import need
 
@@ -28,7 +29,7 @@ class DeepLabV1(nn.Module):
     """A dilated ResNet with a linear classifier at each position.
 
     Args:
-        backbone: ``resnet50`` or ``resnet101``.
+        backbone: ``resnet50``, ``resnet101`` or ``resnet18_slim``.
         num_classes: Number of classes.
         style: Where a stage's stride sits in its first block: in the 3x3 convolution (``pytorch``)
             or in the 1x1 before it (``caffe``).
@@ -46,8 +47,11 @@ class DeepLabV1(nn.Module):
     ) -> None:
         super().__init__()
         self.aligned = corners == "aligned"
-        self.backbone = dilated_resnet(backbone, style, dilation)
-        self.cls_head = nn.Conv2d(2048, num_classes, kernel_size=1)
+        if backbone == "resnet18_slim":
+            self.backbone: ResNet = SlimResNet18()
+        else:
+            self.backbone = dilated_resnet(backbone, style, dilation)
+        self.cls_head = nn.Conv2d(self.backbone.inplanes, num_classes, kernel_size=1)
         nn.init.normal_(self.cls_head.weight, std=0.01)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,9 +59,10 @@ class DeepLabV1(nn.Module):
         net = self.backbone
         features = net.maxpool(net.relu(net.bn1(net.conv1(x))))
         features = net.layer4(net.layer3(net.layer2(net.layer1(features))))
-        return F.interpolate(
-            self.cls_head(features), x.shape[-2:], mode="bilinear", align_corners=self.aligned
-        )
+        scores = self.cls_head(features)
+        if torch.is_autocast_enabled(x.device.type):  # 16 bits are slow and coarse to interpolate
+            scores = scores.float()
+        return F.interpolate(scores, x.shape[-2:], mode="bilinear", align_corners=self.aligned)
 
 
 def dilated_resnet(name: str, style: Style, dilation: Dilation) -> ResNet:
@@ -70,6 +75,22 @@ def dilated_resnet(name: str, style: Style, dilation: Dilation) -> ResNet:
         first = net.layer2[0]
         first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
     return net
+
+
+class SlimResNet18(ResNet):
+    """ResNet-18 of half the width at output stride 8, without its classifier, for small worlds."""
+
+    def __init__(self) -> None:
+        super().__init__(BasicBlock, [2, 2, 2, 2])
+        del self.fc, self.avgpool
+        for stage, rate in ((self.layer3, 2), (self.layer4, 4)):
+            first: Any = stage[0]
+            first.conv1.stride = first.downsample[0].stride = (1, 1)
+            for block in stage:
+                block.conv2.dilation = block.conv2.padding = (rate, rate)
+
+    def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:
+        return super()._make_layer(block, planes // 2, *args, **kwargs)
 
 
 def deeplabv3plus(backbone: str, num_classes: int) -> nn.Module:

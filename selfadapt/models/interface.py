@@ -75,10 +75,14 @@ class Interface:
             )
 
     def normalize(self, image: Tensor) -> Tensor:
-        """Turn a raw image ``(C, H, W)`` in [0, 1] into the network's input ``(1, C, H, W)``."""
+        """Turn a raw image ``(C, H, W)`` in [0, 1] into the network's input ``(1, C, H, W)``.
+
+        Several images ``(B, C, H, W)`` become as many inputs.
+        """
         mean, std = self._statistics(image)
         image = (image - mean) / std
-        return (image.flip(0) if self.bgr else image)[None]
+        image = image.flip(-3) if self.bgr else image
+        return image if image.dim() == 4 else image[None]
 
     def denormalize(self, image: Tensor) -> Tensor:
         """Turn the network's input ``(C, H, W)`` into a raw image ``(C, H, W)``."""

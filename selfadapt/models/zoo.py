@@ -1,4 +1,4 @@
-"""The networks of the paper, by name."""
+"""The networks of the paper, and a small one, by name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,8 +30,8 @@ class Architecture:
 
     build: Callable[..., nn.Module]
     """Takes ``num_classes`` and the options."""
-    imagenet: Callable[[], StateDict]
-    """Gets the backbone's ImageNet weights."""
+    imagenet: Callable[[], StateDict] | None
+    """Gets the backbone's ImageNet weights, where there are such."""
     pretrained: Callable[[], tuple[StateDict, tuple[str, ...]]] | None = None
     """Gets weights of the whole network and the names of its classes, where there are such."""
     backbone: str = "backbone"
@@ -94,6 +94,14 @@ MODELS = {
         options=DEEPLABV1,
         renamed=FCN_HEAD,
         mmseg={"dilation": "torchvision", "corners": "free"},
+    ),
+    "deeplabv1_resnet18_slim": Architecture(
+        build=partial(DeepLabV1, "resnet18_slim"),
+        stride=8,
+        published="nothing: half as wide as ResNet-18, for the built-in streets",
+        interface=_takes(1),
+        imagenet=None,
+        options=CORNERS,
     ),
     "deeplabv3plus_resnet50": Architecture(
         build=partial(deeplabv3plus, "resnet50"),

@@ -1,0 +1,8 @@
+"""Images with labels: the datasets of the paper, images of your own, and a built-in world."""
+
+from selfadapt.data.catalog import DATASETS
+from selfadapt.data.datasets import DataConfig, open_dataset
+from selfadapt.data.layouts import Pair
+from selfadapt.data.samples import Dataset, Sample
+
+__all__ = ["DATASETS", "DataConfig", "Dataset", "Pair", "Sample", "open_dataset"]

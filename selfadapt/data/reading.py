@@ -1,0 +1,125 @@
+"""Pictures and labels out of files: raw ids exactly as they were written.
+
+A label is a PNG file of ids: gray of any depth, a palette (its places count, not its colours), or
+several 16-bit channels, of which SYNTHIA has the id in the first. Or it is a JSON file of polygons
+with names, as Cityscapes and IDD have.
+"""
+
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image as PILImage
+from PIL import ImageDraw, ImageOps, UnidentifiedImageError
+from torchvision.io import ImageReadMode, decode_image, read_file
+
+from selfadapt.labels import LabelTable
+from selfadapt.pseudo import IGNORE
+
+PNG_START = b"\x89PNG\r\n\x1a\n"
+GRAY, RGB, PALETTE, GRAY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6  # the colour types of PNG
+ORIENTATION = 274  # the EXIF tag
+ON_ITS_SIDE = (5, 6, 7, 8)
+
+
+def read_picture(path: Path) -> PILImage.Image:
+    """Return an image file in RGB, turned as in a viewer."""
+    with _explained(path), PILImage.open(path) as picture:
+        picture.load()
+        return ImageOps.exif_transpose(picture).convert("RGB")
+
+
+def read_label(path: Path, table: LabelTable | None = None) -> np.ndarray:
+    """Return the raw ids ``(H, W)`` of a label file, uint8 or uint16.
+
+    Args:
+        path: A PNG file, or a JSON file of polygons.
+        table: Gives the ids of the names in a JSON file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged, or holds colours and not ids.
+    """
+    with _explained(path):
+        if path.suffix == ".json":
+            return _drawn(path, table)
+        depth, kind = _png_form(path)
+        if kind in (RGB, RGB_ALPHA) and depth == 8:
+            raise ValueError(
+                f"a label must hold the id of a class at each pixel, but {path} holds colours "
+                "(8-bit RGB); use the files of ids that come with the dataset, or write a gray PNG"
+            )
+        if kind in (RGB, RGB_ALPHA, GRAY_ALPHA) and depth == 16:  # PIL would cut these to 8 bits
+            return decode_image(read_file(str(path)), ImageReadMode.UNCHANGED)[0].numpy()
+        with PILImage.open(path) as picture:
+            ids = np.array(picture if picture.mode != "LA" else picture.getchannel(0))
+        if kind == GRAY and 1 < depth < 8:
+            ids //= 255 // (2**depth - 1)  # PIL spreads these over 0 to 255
+        return ids.astype(np.uint16 if depth == 16 else np.uint8, copy=False)
+
+
+def size_of_file(path: Path) -> tuple[int, int]:
+    """Return the width and height of an image or label, from the header of the file alone."""
+    with _explained(path):
+        if path.suffix == ".json":
+            annotation = json.loads(path.read_bytes())
+            return annotation["imgWidth"], annotation["imgHeight"]
+        with PILImage.open(path) as picture:
+            width, height = picture.size
+            if "exif" in picture.info and picture.getexif().get(ORIENTATION) in ON_ITS_SIDE:
+                width, height = height, width
+            return width, height
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Name the file in whatever error its reader raises."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no file {path}") from error
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} is not an image file that can be read") from error
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    except KeyError as error:
+        raise ValueError(f"{path} is not a file of polygons, it lacks {error}") from error
+    except Exception as error:  # decoders of damaged files fail in any way
+        raise ValueError(f"{path} cannot be read, it may be cut off or damaged: {error}") from error
+
+
+def _png_form(path: Path) -> tuple[int, int]:
+    """Return the bits per channel and the colour type of a PNG file."""
+    with path.open("rb") as file:
+        start = file.read(26)
+    if len(start) < 26 or not start.startswith(PNG_START):
+        raise ValueError(f"a label must be a PNG file, but {path} is none, or is cut off")
+    depth, kind = struct.unpack("BB", start[24:])
+    return depth, kind
+
+
+def _drawn(path: Path, table: LabelTable | None) -> np.ndarray:
+    """Draw polygons in the order of the file; deleted and empty ones are left out."""
+    if table is None:
+        raise ValueError(f"the names in {path} need a label table that gives their ids")
+    ids = {name: raw_id for raw_id, (name, _) in table.ids.items()}
+    annotation = json.loads(path.read_bytes())
+    size = annotation["imgWidth"], annotation["imgHeight"]
+    label = PILImage.new("L", size, ids["unlabeled"])
+    draw = ImageDraw.Draw(label)
+    for shape in annotation["objects"]:
+        name, points = shape["label"], [tuple(point) for point in shape["polygon"]]
+        if name not in ids:
+            name = name.removesuffix("group")  # cargroup: several cars
+        if shape.get("deleted") or len(points) < 2:
+            continue
+        if name not in ids:
+            raise ValueError(f"{path} holds the name {name!r}, which {table.origin} does not have")
+        if ids[name] != IGNORE:  # what has no id of its own, license plates, is not drawn
+            draw.polygon(points, fill=ids[name])
+    return np.array(label)

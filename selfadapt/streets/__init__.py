@@ -1,0 +1,59 @@
+"""The built-in world: drawn street scenes with exact labels, in a source look and several others.
+
+The same seed shows the same street in every look and at every size; only its appearance differs.
+An image is made in four steps:
+
+1. ``scene`` lays the street out in metres, of the things built in ``houses``, ``cars``, ``plants``
+   and ``figures``; it knows no colours.
+2. ``painter`` gives every pixel the number of the face it shows, and with it the label.
+3. ``shading`` lights the surfaces (``surfaces``, ``facades``) as a look of ``looks`` says, with
+   ``effects`` such as wet ground.
+4. ``film`` takes the picture: blur, colours, noise.
+
+Example:
+    >>> image, label = render("night", seed=3, height=64, width=128)
+    >>> image.shape, label.shape
+    ((64, 128, 3), (64, 128))
+"""
+
+import numpy as np
+
+from selfadapt.labels import STREETS_9
+from selfadapt.names import nearest
+from selfadapt.streets.film import develop
+from selfadapt.streets.looks import LOOKS, Look
+from selfadapt.streets.painter import paint
+from selfadapt.streets.scene import lay_out
+from selfadapt.streets.shading import shade
+
+__all__ = ["CLASSES", "LOOKS", "SOURCE", "TARGETS", "VALIDATION", "Look", "render"]
+
+CLASSES = STREETS_9
+SOURCE = "day"
+VALIDATION = "dusk"
+TARGETS = tuple(name for name in LOOKS if name not in (SOURCE, VALIDATION))
+
+
+def render(
+    look: str, seed: int, height: int = 256, width: int = 512
+) -> tuple[np.ndarray, np.ndarray]:
+    """Render one street.
+
+    Args:
+        look: One of ``LOOKS``.
+        seed: Which street, 0 or more. Looks share the labels of a seed.
+        height: Rows of the image, at least 16.
+        width: Columns of the image, at least 16.
+
+    Returns:
+        The image, uint8 ``(H, W, 3)``, and its label, uint8 ``(H, W)``, an index in ``CLASSES``.
+    """
+    if look not in LOOKS:
+        raise ValueError(f"unknown look {look!r};{nearest(look, LOOKS)} known: {', '.join(LOOKS)}")
+    if min(height, width) < 16:
+        raise ValueError(f"an image must be at least 16x16 pixels, got {height}x{width}")
+    street = lay_out(seed)
+    canvas = paint(street, height, width)
+    rng = np.random.default_rng([seed, *look.encode()])
+    image = develop(shade(street, canvas, LOOKS[look], rng), LOOKS[look], rng)
+    return image, canvas.label

@@ -1,0 +1,76 @@
+"""Devices and processes, through Lightning Fabric."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from selfadapt.extras import need
+
+if TYPE_CHECKING:
+    from selfadapt.train.recipe import TrainConfig
+
+
+def make_fabric(config: "TrainConfig") -> Any:
+    """Start the processes of a run; each of them returns from here."""
+    fabric_library = need("lightning_fabric", "train")
+    machine = config.machine
+    devices, nodes = machine.devices, machine.nodes
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started them and knows their number
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // devices
+    accelerator = {"gpu": "cuda"}.get(machine.accelerator, machine.accelerator)
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no GPU here; use --machine.accelerator cpu")
+    if devices == "auto" and accelerator == "cpu":
+        devices = 1
+    if accelerator == "cuda":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True  # crops have one size
+    fabric = fabric_library.Fabric(
+        accelerator=accelerator, devices=devices, num_nodes=nodes, precision=config.precision,
+        strategy="auto" if devices == nodes == 1 else "ddp",
+    )  # fmt: skip
+    fabric.launch()
+    return fabric
+
+
+def num_workers(given: int | None, world: int) -> int:
+    """Return how many processes read images for each training process."""
+    if given is not None:
+        return given
+    known = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    return max(1, min(16, cores // local))
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Take down Ctrl-C and a request to end instead of breaking off; a second one breaks off.
+
+    Yields a function that says whether there was one.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, _: object) -> None:
+        asked.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    try:
+        for number in before:
+            signal.signal(number, ask)
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,150 @@
+"""The folder of a run: its state, good to go on from, its checkpoints and what is written of it.
+
+state.safetensors       the last saved state; remove it and the run cannot go on
+epoch_012.safetensors   networks that are the best for some alpha
+best.safetensors        the best of all, at the end
+last.safetensors        the last, at the end
+recipe.json, log.csv, validation.csv, summary.json, curve.png
+"""
+
+import json
+import os
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from selfadapt.files import written_whole
+from selfadapt.train.recipe import differences
+
+FORMAT = "selfadapt training state 1"
+WRITTEN = (
+    "state.safetensors", "epoch_[0-9]*.safetensors", "best.safetensors", "last.safetensors",
+    "recipe.json", "log.csv", "validation.csv", "summary.json", "curve.png",
+)  # fmt: skip
+
+
+@dataclass
+class State:
+    """How far a run has come."""
+
+    recipe: dict[str, Any]
+    """What decides its result: the recipe, and a fingerprint of the images."""
+    step: int = 0
+    """Steps that are done."""
+    best: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Best mIoU by alpha, and the epoch it was reached after."""
+    images_per_s: list[float] = field(default_factory=list)
+    """Speed of each epoch so far."""
+    losses: list[float] = field(default_factory=list)
+    """Losses of the last steps, not yet in the log."""
+
+
+class RunFolder:
+    """Where a run is written. Every file is whole or not there."""
+
+    def __init__(self, path: Path) -> None:
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(f"a run needs a folder, but {path} is a file")
+        self.path = path
+        self._state = path / "state.safetensors"
+
+    def find(self, recipe: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]] | None:
+        """Return the state of the run that is here, with its tensors, if there is one."""
+        if not self._state.exists():
+            if self.path.is_dir() and any(p.name[0] != "." for p in self.path.iterdir()):
+                raise FileExistsError(
+                    f"{self.path} holds other files and no training run; give an empty or new "
+                    "folder, or use --overwrite"
+                )
+            return None
+        state, tensors = read_state(self._state)
+        if changed := differences(state.recipe, recipe):
+            raise ValueError(
+                f"{self.path} holds a run of another recipe ({'; '.join(changed[:5])}); give "
+                "another folder, or use --overwrite to start anew"
+            )
+        return state, tensors
+
+    def prepare(self, *, overwrite: bool) -> None:
+        """Make the folder, and remove what a killed run left half written, or all of a run."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        patterns = [f".{name}.*.part" for name in WRITTEN]
+        for pattern in (*patterns, *(WRITTEN if overwrite else ())):
+            for path in self.path.glob(pattern):
+                path.unlink()
+
+    def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Write state, weights and momentum in the place of those before."""
+        tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+        for name, parameter in model.named_parameters():
+            momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if momentum is not None:
+                tensors[f"momentum.{name}"] = momentum
+        texts = {key: json.dumps(value) for key, value in vars(state).items()}
+        content = save(
+            {name: value.contiguous() for name, value in tensors.items()},
+            metadata={"format": FORMAT, **texts},
+        )
+        try:
+            with written_whole(self._state) as aside, aside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OSError(
+                f"the state after step {state.step} could not be written to {self._state} "
+                f"({error.strerror or error}); the one before it is as it was. Make room, then run "
+                "the same command to go on"
+            ) from error
+
+    def checkpoint(self, epoch: int) -> Path:
+        """Return where the network after an epoch is kept."""
+        return self.path / f"epoch_{epoch:03}.safetensors"
+
+    def keep(self, epochs: Set[int]) -> None:
+        """Remove the networks after all other epochs."""
+        kept = {self.checkpoint(epoch) for epoch in epochs}
+        for path in self.path.glob("epoch_[0-9]*.safetensors"):
+            if path not in kept:
+                path.unlink()
+
+    def write_json(self, name: str, content: object) -> None:
+        """Write a text file."""
+        with written_whole(self.path / name) as aside:
+            aside.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_state(path: Path) -> tuple[State, dict[str, Tensor]]:
+    """Read a state and its tensors."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} is torn, or no state of a training run ({error}); use --overwrite to start "
+            "anew"
+        ) from error
+    if metadata.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} must be of the format {FORMAT!r} to go on from, got "
+            f"{metadata.get('format')!r}; use --overwrite to start anew"
+        )
+    return State(**{key: json.loads(metadata[key]) for key in vars(State({}))}), tensors
+
+
+def restore(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Put weights and momentum of a state into a network and its optimizer."""
+    weights = {name: value for name, value in tensors.items() if name.startswith("model.")}
+    model.load_state_dict({name.removeprefix("model."): t for name, t in weights.items()})
+    for name, parameter in model.named_parameters():
+        if (momentum := tensors.get(f"momentum.{name}")) is not None:
+            optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)

@@ -1,0 +1,302 @@
+"""Train on the source domain; choose checkpoint and alpha on the validation domain.
+
+For every step: read a batch, take a gradient step with a learning rate that falls to 0. After an
+epoch: score the validation domain with every alpha, keep the network that is the best for any of
+them, and save all it takes to go on from here.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from selfadapt.data import Dataset
+from selfadapt.files import written_whole
+from selfadapt.metrics import iou
+from selfadapt.models.checkpoint import save_model
+from selfadapt.train.fabric import make_fabric, num_workers, stop_signals
+from selfadapt.train.folder import RunFolder, State, restore
+from selfadapt.train.loader import Batch, BatchOrder, read_batches
+from selfadapt.train.log import Log, draw_curves, progress_line
+from selfadapt.train.recipe import TrainConfig
+from selfadapt.train.speed import Meter, Speed, measure_speed
+from selfadapt.train.trainer import Trainer
+from selfadapt.train.validate import confusion_by_alpha
+
+LOG_EVERY = 10
+
+
+def train(config: TrainConfig, folder: str | Path, *, overwrite: bool = False) -> list[Path]:
+    """Train a network, or go on with a run that was stopped.
+
+    Args:
+        config: The recipe.
+        folder: Where the run is written. A run of the same recipe that is there goes on.
+        overwrite: Start anew, in the place of a run that is there.
+
+    Returns:
+        The best checkpoint by validation, without validation the last; one for each seed.
+    """
+    space = config.model.space
+    source = config.source.open(space)
+    validation = None if config.validation is None else config.validation.open(space)
+    fabric = make_fabric(config)
+    best = []
+    for one, place in config.runs(Path(folder)):
+        with torch.random.fork_rng(devices=[fabric.device] if fabric.device.type == "cuda" else []):
+            run = Run(one, RunFolder(place), source, validation, fabric)
+            run.start(overwrite=overwrite)
+            run.train()
+            best.append(run.finish())
+    return best
+
+
+class Run:
+    """One training run, in one of the processes that share it."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: RunFolder,
+        source: Dataset,
+        validation: Dataset | None,
+        fabric: Any,
+    ) -> None:
+        self.config, self.folder, self.fabric = config, folder, fabric
+        self.source, self.validation = source, validation
+        self.order = BatchOrder(
+            len(source), config.batch, config.seed, fabric.global_rank, fabric.world_size
+        )
+        self.num_steps = config.epochs * self.order.steps_per_epoch
+        self.workers = num_workers(config.machine.workers, fabric.world_size)
+        self.state = State({**config.identity(), "images": fingerprint(source)})
+        self.speed: Speed | None = None
+        self.losses: list[Tensor] = []
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are done."""
+        return self.state.step // self.order.steps_per_epoch
+
+    def start(self, *, overwrite: bool) -> None:
+        """Build the network, and take up the state of the folder if there is one."""
+        found = None if overwrite else self.folder.find(self.state.recipe)
+        self.trainer = Trainer(self.config, self.fabric, fresh=found is not None)
+        if found is not None:
+            self.state, tensors = found
+            restore(tensors, self.trainer.model, self.trainer.optimizer)
+            self.losses = list(torch.tensor(self.state.losses, device=self.fabric.device))
+        self.fabric.barrier()  # all have read the folder before one writes to it
+        if self.fabric.is_global_zero:
+            self.folder.prepare(overwrite=overwrite)
+            if found is None:
+                self._save_state()
+            self.folder.keep(self._best_epochs())
+            self.folder.write_json("recipe.json", asdict(self.config))
+            self.log = Log(self.folder.path, self.state.step, self.epoch)
+        self._say_start()
+
+    def train(self) -> None:
+        """Do the steps that are left, and validate between epochs."""
+        if self.state.step == self.num_steps:
+            return
+        if self.config.machine.measure:
+            self.speed = measure_speed(self)
+            self._say(str(self.speed))
+        shown = self.fabric.is_global_zero
+        with (
+            stop_signals() as stopped,
+            progress_line(self.num_steps, self.state.step, shown=shown) as progress,
+        ):
+            self.trainer.train_mode()
+            meter = Meter(self.config.batch)
+            for x, label in self.inputs(self.state.step, self.num_steps):
+                self.losses.append(self.trainer.step(x, label, self.lr, self.state.step))
+                self.state.step += 1
+                meter.step()
+                if self.state.step % LOG_EVERY == 0 or self.state.step == self.num_steps:
+                    self._note(meter.images_per_s, progress)
+                if self.state.step % self.order.steps_per_epoch == 0:
+                    self.state.images_per_s.append(meter.images_per_s)
+                    self._end_epoch()
+                    meter = Meter(self.config.batch)
+                elif self.state.step % self.config.save_every == 0:
+                    self._save_state()
+                if self._asked_to_stop(stopped()):
+                    self._save_state()
+                    raise KeyboardInterrupt
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return self.config.lr * (1 - self.state.step / self.num_steps) ** self.config.power
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """Read the batches of some steps."""
+        return read_batches(
+            self.source, self.config.augment, self.order, start, stop,
+            workers=self.workers, pin=self.fabric.device.type == "cuda",
+        )  # fmt: skip
+
+    def inputs(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the network's input and the labels of some steps, on the device."""
+        for batch in self.batches(start, stop):
+            yield batch.to_device(self.fabric.device, self.trainer.interface)
+
+    def _note(self, images_per_s: float, progress: Any) -> None:
+        """Write down the mean of the last losses, and look after them."""
+        loss = float(self.fabric.all_reduce(torch.stack(self.losses).mean(), reduce_op="mean"))
+        self.losses.clear()
+        self._check_loss(loss)
+        if self.fabric.is_global_zero:
+            epoch = (self.state.step - 1) // self.order.steps_per_epoch + 1
+            self.log.step(self.state.step, epoch, loss, self.lr, images_per_s)
+            said = f"loss {loss:.4f}, lr {self.lr:.5f}, {images_per_s:.1f} images/s"
+            progress(self.state.step, f"{epoch}/{self.config.epochs}", said)
+
+    def _check_loss(self, loss: float) -> None:
+        if not loss < float("inf"):
+            raise ValueError(
+                f"the loss is {loss} after step {self.state.step}: the learning rate may be too "
+                f"high (lr {self.config.lr}); the last saved state is kept"
+            )
+
+    def _asked_to_stop(self, here: bool) -> bool:
+        """Say whether any process was asked to stop; several compare notes now and then."""
+        if self.fabric.world_size == 1:
+            return here
+        if self.state.step % LOG_EVERY:
+            return False
+        asked = torch.tensor(float(here), device=self.fabric.device)
+        return bool(self.fabric.all_reduce(asked, reduce_op="sum"))
+
+    def _end_epoch(self) -> None:
+        config, last = self.config, self.epoch == self.config.epochs
+        due = self.epoch >= config.validate_from and self.epoch % config.validate_every == 0
+        if last or (due and self.validation is not None):
+            self.trainer.share_statistics()
+            if config.statistics_batches:  # over batches that no step has seen
+                stop = self.num_steps + config.statistics_batches
+                inputs = (x for x, _ in self.inputs(self.num_steps, stop))
+                self.trainer.average_statistics(inputs)
+            if self.validation is not None:
+                self._validate(self.validation)
+        self._save_state()
+        if self.fabric.is_global_zero:  # only now does no saved state need the others
+            self.folder.keep(self._best_epochs())
+        self.trainer.train_mode()
+
+    def _validate(self, domain: Dataset) -> None:
+        """Score the validation domain, and keep the network if it is the best for some alpha."""
+        assert self.config.validation is not None
+        counts = confusion_by_alpha(
+            self.trainer.model.eval(), self.trainer.interface, domain, self.config.alphas,
+            scale=self.config.validation.scale, rank=self.order.rank, world=self.order.world,
+            workers=self.workers,
+        )  # fmt: skip
+        scores = [float(iou(c).nanmean()) for c in self.fabric.all_reduce(counts, reduce_op="sum")]
+        by_alpha = dict(zip(self.config.alphas, scores, strict=True))
+        for alpha, score in by_alpha.items():
+            if score > self.state.best.get(str(alpha), (-1.0, 0))[0]:
+                self.state.best[str(alpha)] = (score, self.epoch)
+        if self.fabric.is_global_zero:
+            if self.epoch in self._best_epochs():
+                save_model(self.trainer.model, self.folder.checkpoint(self.epoch))
+            self.log.validated(self.state.step, self.epoch, by_alpha)
+        shown = ", ".join(f"{alpha:g}: {100 * score:.2f}" for alpha, score in by_alpha.items())
+        self._say(f"epoch {self.epoch}: mIoU on {domain.name} by alpha: {shown}")
+
+    def _best_epochs(self) -> set[int]:
+        """Return the epochs whose networks are the best for some alpha."""
+        return {epoch for _, epoch in self.state.best.values()}
+
+    def finish(self) -> Path:
+        """Write the last network, the best, the curves and a summary; return the best."""
+        folder = self.folder.path
+        best = folder / "best.safetensors"
+        if self.fabric.is_global_zero:
+            save_model(self.trainer.model.eval(), folder / "last.safetensors")
+            chosen = self._best()
+            with written_whole(best) as aside:
+                kept = self.folder.checkpoint(chosen["epoch"]) if chosen else None
+                shutil.copyfile(kept or folder / "last.safetensors", aside)
+            if not (folder / "summary.json").exists():  # a finished run that is started again
+                self.folder.write_json("summary.json", self._summary(chosen))
+            try:
+                draw_curves(folder)
+            except ModuleNotFoundError as error:
+                self._say(f"note: no curves were drawn: {error}")
+            self.log.close()
+            self._say_end(best, chosen)
+        self.fabric.barrier()
+        return best
+
+    def _best(self) -> dict[str, Any] | None:
+        """Return alpha, mIoU and epoch of the best network overall."""
+        if not self.state.best:
+            return None
+        alpha, (score, epoch) = max(self.state.best.items(), key=lambda item: item[1][0])
+        return {"alpha": float(alpha), "mIoU": score, "epoch": epoch}
+
+    def _summary(self, chosen: dict[str, Any] | None) -> dict[str, Any]:
+        device = self.fabric.device
+        cuda = device.type == "cuda"
+        return {
+            "best": chosen,
+            "best by alpha": self.state.best,
+            "steps": self.num_steps,
+            "images_per_s": self._images_per_s(),
+            "speed": None if self.speed is None else asdict(self.speed),
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name(device) if cuda else str(device),
+            "processes": self.fabric.world_size,
+        }
+
+    def _images_per_s(self) -> float:
+        """Return the median over the epochs."""
+        speeds = self.state.images_per_s
+        return sorted(speeds)[len(speeds) // 2]
+
+    def _save_state(self) -> None:
+        if self.losses:
+            losses = self.fabric.all_reduce(torch.stack(self.losses), reduce_op="mean")
+            self.losses = list(losses)
+        self.state.losses = [float(loss) for loss in self.losses]
+        for loss in self.state.losses:
+            self._check_loss(loss)
+        if self.fabric.is_global_zero:
+            self.folder.save(self.state, self.trainer.model, self.trainer.optimizer)
+
+    def _say(self, text: str) -> None:
+        self.fabric.print(text)
+
+    def _say_start(self) -> None:
+        for domain in (self.source, self.validation):
+            for note in domain.notes if domain else ():
+                self._say(f"note: {domain.name if domain else ''}: {note}")
+        if self.state.step == self.num_steps:
+            self._say(f"this run is finished: all {self.num_steps} steps are done")
+        elif self.state.step:
+            self._say(f"going on after step {self.state.step} of {self.num_steps}")
+
+    def _say_end(self, best: Path, chosen: dict[str, Any] | None) -> None:
+        speed = self._images_per_s()
+        share = f", {self.speed.share(speed)}" if self.speed else ""
+        self._say(f"{speed:.1f} images/s{share}")
+        if chosen and self.validation:
+            self._say(
+                f"best: epoch {chosen['epoch']} with alpha {chosen['alpha']:g}, "
+                f"mIoU {100 * chosen['mIoU']:.2f} on {self.validation.name}"
+            )
+        self._say(f"the network is in {best}")
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """Return a short text that changes when other images are trained on."""
+    names = "\n".join(pair.name for pair in dataset.pairs)
+    return f"{len(dataset)} of {dataset.name}, {crc32(names.encode()):08x}"

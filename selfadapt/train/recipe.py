@@ -1,0 +1,239 @@
+"""What a training run is made of: the recipe, written in YAML, and its defaults from the paper.
+
+Every field here is a key of the recipe and a flag of ``selfadapt train``.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from selfadapt.data import DATASETS, DataConfig
+from selfadapt.labels import ClassSpace, class_space
+from selfadapt.models.address import is_foreign
+from selfadapt.models.create import create_model
+from selfadapt.names import nearest
+from selfadapt.norm import check_alpha
+from selfadapt.train.augment import AugmentConfig, check_number
+
+PAPER_TARGETS = ("cityscapes", "bdd", "idd", "mapillary", "acdc")
+RECIPES = files("selfadapt") / "recipes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network to train."""
+
+    name: str
+    """A name of ``selfadapt models``, or an address such as smp:Unet/resnet34."""
+    classes: str | list[str] = "cityscapes-19"
+    """The name of a class space, or the names of the classes."""
+    weights: str | None = None
+    """What to start from: imagenet, a file, or nothing."""
+    norm: str = "bn"
+    """Normalisation: bn, bin or sn."""
+    dropout: float = 0.0
+    """Rate of dropout after every ReLU; 0: none."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of the architecture, see ``selfadapt models``."""
+
+    def __post_init__(self) -> None:
+        class_space(self.classes)
+        if is_foreign(self.name):
+            raise ValueError(
+                f"{self.name} cannot be built anew from a checkpoint, so it is not trained here; "
+                "take a name of selfadapt models, or torchvision:NAME or smp:KIND/ENCODER"
+            )
+
+    @property
+    def space(self) -> ClassSpace:
+        """The classes to train for."""
+        return class_space(self.classes)
+
+    def build(self, *, fresh: bool = False) -> Any:
+        """Create the network; ``fresh`` leaves out the weights to start from."""
+        settings: dict[str, Any] = {**self.options, "norm": self.norm, "dropout": self.dropout}
+        weights = None if fresh else self.weights
+        return create_model(self.name, classes=self.space.names, weights=weights, **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineConfig:
+    """Where a run takes place. It does not change what comes out but by rounding."""
+
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """cpu or gpu; auto: a GPU if there is one."""
+    devices: int | Literal["auto"] = 1
+    """Processes on each node, one for each device; auto: all devices. With torchrun, as it says."""
+    nodes: int = 1
+    """Number of machines; start them with torchrun."""
+    workers: int | None = None
+    """Processes that read images, for each training process; None: by the cores there are."""
+    measure: bool = True
+    """First measure how fast images come and how fast the network takes them."""
+
+    def __post_init__(self) -> None:
+        if self.devices != "auto":
+            check_number("devices", self.devices, 1, whole=True)
+        check_number("nodes", self.nodes, 1, whole=True)
+        if self.workers is not None:
+            check_number("workers", self.workers, 0, whole=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run. The defaults are the paper's."""
+
+    model: ModelConfig
+    """The network."""
+    source: DataConfig
+    """What it is trained on."""
+    validation: DataConfig | None = None
+    """The validation domain, where checkpoint and alpha are chosen; none: the last is taken."""
+    targets: list[str] = field(default_factory=lambda: list(PAPER_TARGETS))
+    """Target domains, which nothing may be chosen on: DATASET, DATASET/SPLIT or a folder."""
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    """Random changes to the training images."""
+    epochs: int = 50
+    """Passes over the source domain."""
+    batch: int = 4
+    """Images in a step, over all devices together."""
+    lr: float = 0.005
+    """Learning rate of the first step."""
+    power: float = 0.9
+    """Power of the polynomial that takes the learning rate to 0."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    weight_decay: float = 1e-4
+    """Weight decay."""
+    seed: int = 0
+    """Seed of everything random: fresh weights, order, augmentation, dropout."""
+    seeds: list[int] = field(default_factory=list)
+    """Train a network with each of these seeds, into folders seed_0, seed_1 ...; empty: seed."""
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    """Arithmetic of the training steps. Validation is in 32 bits."""
+    frozen_batchnorm: bool = False
+    """Keep BatchNorm's statistics as they come, for very small batches."""
+    statistics_batches: int = 0
+    """Batches to average BatchNorm's statistics over before validation and at the end; 0: none."""
+    validate_from: int = 1
+    """First epoch to validate after; the last epoch is always validated."""
+    validate_every: int = 1
+    """Validate after every so many epochs."""
+    alphas: list[float] = field(default_factory=lambda: [n / 10 for n in range(11)])
+    """Values of SaN's alpha to validate with."""
+    save_every: int = 500
+    """Steps between two saved states; one is also saved after every epoch."""
+    machine: MachineConfig = field(default_factory=MachineConfig)
+    """Where it runs."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "validate_from", "validate_every", "save_every"):
+            check_number(name, getattr(self, name), 1, whole=True)
+        check_number("statistics_batches", self.statistics_batches, 0, whole=True)
+        for seed in (self.seed, *self.seeds):
+            check_number("seed", seed, 0, 2**32 - 1, whole=True)
+        check_number("lr", self.lr, 1e-12, 1e3)
+        check_number("momentum", self.momentum, 0, 1)
+        check_number("weight_decay", self.weight_decay, 0, 1)
+        check_number("power", self.power, 0, 10)
+        if not self.alphas:
+            raise ValueError("alphas must have at least one value, such as 0")
+        for alpha in self.alphas:
+            check_alpha(alpha)
+        if self.frozen_batchnorm and self.statistics_batches:
+            raise ValueError(
+                "frozen_batchnorm keeps BatchNorm's statistics and statistics_batches replaces "
+                "them; give one of the two"
+            )
+        if self.source.scale != 1:
+            raise ValueError(
+                "source has crops of many sizes, see augment.scale; its scale must be 1, "
+                f"got {self.source.scale}"
+            )
+        if self.validation is not None and (target := self._target_of(self.validation)):
+            raise ValueError(
+                f"validation is {_spelled(self.validation)}, but {target!r} is a target domain; "
+                "checkpoint and alpha are chosen on another domain only. Give another validation, "
+                "or say in targets which domains will be reported on"
+            )
+
+    def _target_of(self, data: DataConfig) -> str | None:
+        """Return the target domain that ``data`` is of."""
+        return next((target for target in self.targets if _overlap(target, data)), None)
+
+    def runs(self, folder: Path) -> list[tuple["TrainConfig", Path]]:
+        """Return the runs of this recipe and their folders, one for each seed."""
+        if not self.seeds:
+            return [(self, folder)]
+        return [(replace(self, seed=s, seeds=[]), folder / f"seed_{s}") for s in self.seeds]
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the result, as plain data: all but where the run takes place."""
+        content = json.loads(json.dumps(asdict(self)))
+        del content["machine"], content["save_every"], content["targets"]
+        for domain in ("source", "validation"):
+            if content[domain] is not None:
+                del content[domain]["root"]
+        return content
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return in words where two recipes differ.
+
+    Example:
+        >>> differences({"lr": 0.1, "a": {"b": 1}}, {"lr": 0.2, "a": {"b": 1}})
+        ['lr: 0.1 -> 0.2']
+    """
+    found = []
+    for key in {**old, **new}:
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            found.append(f"{prefix}{key}: {before} -> {after}")
+    return found
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file of a recipe, by its path or by the name of one in the package."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = {Path(str(file)).stem: Path(str(file)) for file in _shipped()}
+    if path.suffix == "" and name in shipped:
+        return shipped[name]
+    raise FileNotFoundError(
+        f"there is no recipe {name};{nearest(name, shipped)} give a YAML file, or one of "
+        f"{', '.join(sorted(shipped))}"
+    )
+
+
+def _shipped() -> list[Any]:
+    return [file for file in RECIPES.iterdir() if file.name.endswith(".yaml")]
+
+
+def _overlap(target: str, data: DataConfig) -> bool:
+    """Say whether a target domain and ``data`` have images in common."""
+    if data.root and _same_folder(target, data.root):
+        return True
+    dataset, _, split = target.partition("/")
+    families = {dataset, dataset.partition("-")[0]}  # acdc-fog is of acdc, as acdc-night is
+    if data.dataset not in families and dataset != data.dataset.partition("-")[0]:
+        return False
+    if not split or dataset not in DATASETS:
+        return dataset != "folder"
+    folders = DATASETS[dataset].splits
+    one, other = folders.get(split, split), folders.get(data.split, data.split)
+    return one == other or "" in (one, other)
+
+
+def _same_folder(target: str, root: str) -> bool:
+    one, other = (Path(path).expanduser().resolve() for path in (target, root))
+    return one == other
+
+
+def _spelled(data: DataConfig) -> str:
+    return f"{data.dataset}/{data.split}" + (f" in {data.root}" if data.root else "")

@@ -1,0 +1,91 @@
+"""How fast images come, how fast the network takes them, and how near a run comes to the slower."""
+
+import copy
+import time
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from selfadapt.pseudo import IGNORE
+
+if TYPE_CHECKING:
+    from selfadapt.train.loop import Run
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Images per second, over all processes."""
+
+    data: float
+    """Read, cropped, brought to the device and recoloured, with no network waiting."""
+    model: float
+    """Taken by the network forward and backward, with the images there already."""
+
+    def __str__(self) -> str:
+        return f"data alone {self.data:.1f} images/s, model alone {self.model:.1f} images/s"
+
+    def share(self, reached: float) -> str:
+        """Say how near a run came to the slower of the two."""
+        slower = min(self.data, self.model)
+        return f"{100 * reached / slower:.0f} % of the slower of data and model alone ({self})"
+
+
+class Meter:
+    """Counts the images of an epoch."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch, self.num, self.start = batch, 0, time.perf_counter()
+
+    def step(self) -> None:
+        """Count a batch."""
+        self.num += self.batch
+
+    @property
+    def images_per_s(self) -> float:
+        """Images per second so far."""
+        return self.num / (time.perf_counter() - self.start)
+
+
+def measure_speed(run: "Run") -> Speed:
+    """Measure both for a moment, on a copy of the network."""
+    return Speed(_data_speed(run), _model_speed(run))
+
+
+def _data_speed(run: "Run", seconds: float = 3.0) -> float:
+    inputs = run.inputs(0, 10**6)
+    for _ in islice(inputs, 4 * run.workers):  # what is read ahead meanwhile does not count
+        pass
+    _wait(run.fabric.device)
+    meter = Meter(run.config.batch)
+    while time.perf_counter() - meter.start < seconds:
+        next(inputs)
+        meter.step()
+    _wait(run.fabric.device)
+    return meter.images_per_s
+
+
+def _model_speed(run: "Run") -> float:
+    model = copy.deepcopy(run.trainer.model).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    x, label = next(run.inputs(0, 1))
+    warm_up, num = (5, 20) if x.is_cuda else (1, 2)
+    for step in range(warm_up + num):
+        if step == warm_up:
+            _wait(x.device)
+            meter = Meter(run.config.batch)
+        with run.fabric.autocast():
+            logits = run.trainer.interface.logits(model, x)
+        F.cross_entropy(logits, label, ignore_index=IGNORE).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    meter.num = num * run.config.batch
+    _wait(x.device)
+    return meter.images_per_s
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

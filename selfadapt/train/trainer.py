@@ -1,0 +1,112 @@
+"""The network in training: one step at a time, on one device or shared by several processes."""
+
+import warnings
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from selfadapt.models.detect import detect
+from selfadapt.models.norms import MIXING, BatchInstanceNorm2d
+from selfadapt.pseudo import IGNORE
+from selfadapt.train.recipe import TrainConfig
+from selfadapt.train.statistics import average_statistics, batchnorm_layers
+
+MIXING_LR = 10  # times the learning rate, for the weights that mix normalisations
+
+
+class Trainer:
+    """A network, its optimizer, and what a step is.
+
+    Args:
+        config: The recipe.
+        fabric: Devices and processes.
+        fresh: Leave out the weights to start from: others follow.
+    """
+
+    def __init__(self, config: TrainConfig, fabric: Any, *, fresh: bool = False) -> None:
+        self.config, self.fabric = config, fabric
+        torch.manual_seed(config.seed)
+        self.model = config.model.build(fresh=fresh)
+        self.interface = detect(self.model, None)
+        if fabric.world_size > 1 and not config.frozen_batchnorm:
+            self.model = _synchronized(self.model, fabric.device)
+        self.model.to(memory_format=torch.channels_last)
+        self.optimizer = make_optimizer(self.model, config)
+        self._network, self._optimizer = fabric.setup(self.model, self.optimizer)
+
+    def step(self, x: Tensor, label: Tensor, lr: float, number: int) -> Tensor:
+        """Take step ``number``, and return the loss.
+
+        Args:
+            x: The network's input ``(B, 3, H, W)``, this process's share of the batch.
+            label: Labels ``(B, H, W)``.
+            lr: Learning rate.
+            number: Decides, with the recipe's seed, what dropout drops.
+        """
+        seed = crc32(f"{self.config.seed} {number} {self.fabric.global_rank}".encode())
+        torch.manual_seed(seed)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr * group["lr_factor"]
+        logits = self.interface.logits(self._network, x)
+        total = F.cross_entropy(logits, label, ignore_index=IGNORE, reduction="sum")
+        # Gradients are averaged over processes, which may have different numbers of pixels.
+        pixels = self.fabric.all_reduce((label != IGNORE).sum(), reduce_op="sum")
+        loss = total * self.fabric.world_size / pixels.clamp(min=1)
+        self.fabric.backward(loss)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        for layer in self.model.modules():
+            if isinstance(layer, BatchInstanceNorm2d):
+                layer.rho.data.clamp_(0, 1)
+        return loss.detach()
+
+    def train_mode(self) -> None:
+        """Make ready for steps."""
+        self._network.train()
+        if self.config.frozen_batchnorm:
+            for layer in batchnorm_layers(self.model):
+                layer.eval()
+
+    def share_statistics(self) -> None:
+        """Take over the statistics of the first process, which saves the network."""
+        if self.fabric.world_size > 1:
+            for buffer in self.model.buffers():
+                torch.distributed.broadcast(buffer, 0)
+
+    def average_statistics(self, inputs: Iterable[Tensor]) -> None:
+        """Replace BatchNorm's statistics by their mean over ``inputs``, of all processes."""
+        average_statistics(self.model, partial(self.interface.logits, self.model), inputs)
+        for layer in batchnorm_layers(self.model):
+            for buffer in (layer.running_mean, layer.running_var):
+                assert buffer is not None
+                buffer.copy_(self.fabric.all_reduce(buffer, reduce_op="mean"))
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.SGD:
+    """Return SGD; weights that mix normalisations learn faster and do not decay."""
+    plain: list[nn.Parameter] = []
+    mixing: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (mixing if name.rpartition(".")[2] in MIXING else plain).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": plain, "lr_factor": 1, "weight_decay": config.weight_decay},
+        {"params": mixing, "lr_factor": MIXING_LR, "weight_decay": 0.0},
+    ]
+    return torch.optim.SGD(
+        [group for group in groups if group["params"]], lr=config.lr, momentum=config.momentum
+    )
+
+
+def _synchronized(model: nn.Module, device: torch.device) -> Any:
+    """Let BatchNorm share its statistics between processes, where that can be had."""
+    if device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    warnings.warn(
+        "each process has BatchNorm statistics of its own: sharing them needs GPUs", stacklevel=3
+    )
+    return model

@@ -1,0 +1,105 @@
+"""Validation: the mean IoU of the validation domain, for each alpha of SaN."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from selfadapt.data import Dataset, Sample
+from selfadapt.images import enlarged, load_image
+from selfadapt.metrics import confusion_matrix
+from selfadapt.models.interface import Interface
+from selfadapt.norm import find_san, lent_san
+
+PIXELS = 4 * 2**20
+"""Images of one size go through the network together, up to so many pixels."""
+
+
+def confusion_by_alpha(
+    model: nn.Module,
+    interface: Interface,
+    dataset: Dataset,
+    alphas: Sequence[float],
+    *,
+    scale: float = 1.0,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+) -> Tensor:
+    """Count pixels by true and predicted class, for each alpha.
+
+    Args:
+        model: The network, in evaluation mode.
+        interface: What it takes and gives.
+        dataset: The validation domain.
+        alphas: Values of SaN's alpha.
+        scale: Images are enlarged by this, and probabilities are brought back before they count.
+        rank: Which of the shares of the images to take.
+        world: Number of shares.
+        workers: Processes that read images.
+
+    Returns:
+        Counts ``(alphas, C, C)``, int64, on the network's device.
+    """
+    device = next(model.parameters()).device
+    num_classes = len(dataset.space.names)
+    counts = torch.zeros(len(alphas), num_classes, num_classes, dtype=torch.int64, device=device)
+    reports = [find_san(model, alpha) for alpha in alphas]
+    for images, label in _read(dataset, scale, range(rank, len(dataset), world), workers):
+        x, label = interface.normalize(images.to(device)), label.to(device)
+        for count, report in zip(counts, reports, strict=True):
+            with lent_san(model, report), torch.no_grad():
+                probs = interface.logits(model, x).softmax(dim=1)
+            if probs.shape[-2:] != label.shape[-2:]:
+                probs = F.interpolate(probs, label.shape[-2:], mode="bilinear")
+            count += confusion_matrix(label, probs.argmax(dim=1), num_classes)
+    return counts
+
+
+def _read(
+    dataset: Dataset, scale: float, numbers: Sequence[int], workers: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield images ``(B, 3, H, W)`` in [0, 1], enlarged, with labels ``(B, h, w)``."""
+    samples = _samples(dataset, numbers, workers)
+    for (width, height), group in groupby(samples, key=lambda sample: sample.image.size):
+        most = max(1, int(PIXELS / (width * height * scale**2)))
+        while batch := list(islice(group, most)):
+            yield _stacked(batch, scale)
+
+
+def _samples(dataset: Dataset, numbers: Sequence[int], workers: int) -> Iterator[Sample]:
+    loader: DataLoader[Any] = DataLoader(
+        _Samples(dataset), batch_size=None, sampler=numbers, num_workers=workers,
+        collate_fn=_as_it_is,
+    )  # fmt: skip
+    for sample in loader:
+        if isinstance(sample, Exception):
+            raise sample
+        yield sample
+
+
+class _Samples(TorchDataset[Any]):
+    """Reads images and labels; an error is sent on as it is, a worker would wrap it."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, number: int) -> Any:
+        try:
+            return self.dataset[number]
+        except Exception as error:
+            return error
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample
+
+
+def _stacked(samples: list[Sample], scale: float) -> tuple[Tensor, Tensor]:
+    images = torch.stack([load_image(enlarged(sample.image, scale)) for sample in samples])
+    return images, torch.stack([torch.from_numpy(sample.label) for sample in samples]).long()

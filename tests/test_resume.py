@@ -1,0 +1,528 @@
+"""A run that is stopped, in whatever way, goes on to the same result; nothing is ever lost."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import (
+    CLASSES,
+    as_config,
+    assert_same_result,
+    assert_same_tensors,
+    recipe,
+    result_of,
+    rows,
+    run_cli,
+    start_cli,
+    write_domain,
+    write_recipe,
+)  # fmt: skip
+from safetensors.torch import load_file, save_file
+
+from selfadapt.train import folder as folder_module
+from selfadapt.train import loop, train
+from selfadapt.train.folder import RunFolder, read_state
+from selfadapt.train.trainer import Trainer
+
+pytest.importorskip("lightning_fabric")
+
+STEPS = 15
+SECONDS = 240
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than the rest of these runs."""
+    monkeypatch.setattr(loop, "draw_curves", lambda folder: None)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing catches it."""
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A recipe with all that a state must hold: dropout, averaged statistics, saves in between."""
+    root = tmp_path_factory.mktemp("domains")
+    source = write_domain(root / "source", 13, 1)
+    validation = write_domain(root / "validation", 3, 2)
+    model = {"name": "deeplabv1_resnet18_slim", "classes": CLASSES, "dropout": 0.1}
+    return recipe(
+        source, validation, model=model, epochs=5, statistics_batches=2, save_every=2,
+        alphas=[0.0, 0.5],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(content: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(as_config(content), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ended(content: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ended")
+    with killed_at_step(7):
+        train(as_config(content), folder)
+    return folder
+
+
+@pytest.fixture
+def half(ended: Path, tmp_path: Path) -> Path:
+    """A run that was killed after seven of its steps, and saved after the sixth."""
+    assert read_state(ended / "state.safetensors")[0].step == 6
+    return Path(shutil.copytree(ended, tmp_path / "run"))
+
+
+def killed_at_step(number: int) -> Any:
+    return interrupted(Trainer, "step", lambda *args: args[-1] == number)
+
+
+class interrupted:
+    """End the run where a function is called and ``when`` holds, before it does anything."""
+
+    def __init__(self, owner: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> None:
+        self.owner, self.name, self.when = owner, name, when
+
+    def __enter__(self) -> None:
+        self.real = real = getattr(self.owner, self.name)
+
+        def ending(*args: Any, **kwargs: Any) -> Any:
+            if self.when(*args):
+                raise Killed
+            return real(*args, **kwargs)
+
+        setattr(self.owner, self.name, ending)
+
+    def __exit__(self, kind: Any, *_: object) -> bool:
+        setattr(self.owner, self.name, self.real)
+        assert kind is Killed, f"the run was not ended in {self.name}"
+        return True
+
+
+def test_the_uninterrupted_run_is_worth_comparing(whole: Path) -> None:
+    """Otherwise equal results would mean little."""
+    result = result_of(whole)
+    assert [row["step"] for row in result["log"]] == ["10", "15"]
+    assert len(result["validation"]) == 10
+    assert len({row["mIoU"] for row in result["validation"]}) > 5
+    state, tensors = read_state(whole / "state.safetensors")
+    assert state.step == STEPS
+    assert any(name.startswith("momentum.") for name in tensors)
+
+
+def test_a_run_is_the_same_twice(whole: Path, content: dict[str, Any], tmp_path: Path) -> None:
+    machine = {"measure": False, "workers": 1, "accelerator": "cpu"}
+    train(as_config({**content, "machine": machine, "save_every": 100}), tmp_path)
+    assert_same_result(result_of(tmp_path), result_of(whole))
+
+
+@pytest.mark.parametrize("steps", [(0, 1, 9), (3, 5, 11, 14)], ids=str)
+def test_a_run_killed_between_steps_goes_on_to_the_same_result(
+    whole: Path, content: dict[str, Any], tmp_path: Path, steps: tuple[int, ...]
+) -> None:
+    for step in steps:
+        with killed_at_step(step):
+            train(as_config(content), tmp_path)
+    train(as_config(content), tmp_path)
+    assert_same_result(result_of(tmp_path), result_of(whole))
+
+
+def second(owner: Any, name: str) -> Any:
+    """End the run at the second call of a function."""
+    calls: Iterator[bool] = iter((False, True))
+    return interrupted(owner, name, lambda *_: next(calls))
+
+
+MOMENTS: dict[str, Callable[[], Any]] = {
+    "while statistics are averaged": lambda: second(Trainer, "average_statistics"),
+    "in validation": lambda: second(loop, "confusion_by_alpha"),
+    "before a network is kept": lambda: second(loop, "save_model"),
+    "after a network is kept, before the state is saved": lambda: second(loop.Log, "validated"),
+    "while a state is written": lambda: interrupted(
+        os, "fsync", lambda *_: len(saved_states()) > 3
+    ),
+    "before others are removed": lambda: interrupted(
+        RunFolder, "keep", lambda _, epochs: max(epochs, default=0) > 1
+    ),
+}
+
+
+_SAVED: list[int] = []
+
+
+def saved_states() -> list[int]:
+    _SAVED.append(1)
+    return _SAVED
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_killed_at_a_bad_moment_goes_on_to_the_same_result(
+    whole: Path, content: dict[str, Any], tmp_path: Path, moment: str
+) -> None:
+    _SAVED.clear()
+    with MOMENTS[moment]():
+        train(as_config(content), tmp_path)
+    train(as_config(content), tmp_path)
+    assert_same_result(result_of(tmp_path), result_of(whole))
+
+
+def test_no_saved_state_lacks_a_network_it_holds_for_the_best(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each epoch outdoes the one before, and the run is killed before its state is saved."""
+    scores = {alpha: iter((10, 20, 20, 30, 30, 40, 40, 50, 50)) for alpha in (0, 1)}
+
+    def confusion(*_: Any, **__: Any) -> torch.Tensor:
+        hits = [next(scores[alpha]) for alpha in (0, 1)]
+        return torch.tensor([[[n, 100 - n, 0], [0, 0, 0], [0, 0, 0]] for n in hits])
+
+    monkeypatch.setattr(loop, "confusion_by_alpha", confusion)
+    for step in (6, 9, 12):
+        ended = interrupted(RunFolder, "save", lambda _, state, *__, at=step: state.step == at)
+        with ended:
+            train(as_config(content), tmp_path)
+        state, _ = read_state(tmp_path / "state.safetensors")
+        assert 0 < state.step < step
+        epochs = {epoch for _, epoch in state.best.values()}
+        assert epochs
+        for epoch in epochs:
+            assert (tmp_path / f"epoch_{epoch:03}.safetensors").exists()
+
+
+@pytest.mark.parametrize("place", ["finish", "_best", "_summary", "_say_end"])
+def test_a_run_killed_at_its_end_is_ended_later(
+    whole: Path, content: dict[str, Any], tmp_path: Path, place: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    for name in ("best.safetensors", "last.safetensors", "summary.json"):
+        (run / name).unlink()
+    with interrupted(loop.Run, place):
+        train(as_config(content), run)
+    train(as_config(content), run)
+    assert_same_result(result_of(run), result_of(whole))
+    assert (run / "summary.json").exists()
+
+
+def test_what_a_killed_run_left_half_written_is_removed(
+    whole: Path, content: dict[str, Any], half: Path
+) -> None:
+    parts = (".state.safetensors.123.part", ".epoch_002.safetensors.9.part", ".log.csv.1.part")
+    for name in parts:
+        (half / name).write_bytes(b"half")
+    others = (".git.part", ".mine", "notes.txt", "table.csv", "weights.safetensors")
+    for name in others:
+        (half / name).write_text("mine")
+    shutil.copy(half / "state.safetensors", half / "epoch_004.safetensors")  # of no saved state
+    with (half / "log.csv").open("a", newline="") as file:
+        file.write("1")  # of step 10
+    with (half / "validation.csv").open("a", newline="") as file:
+        file.write("3,0.0,0.9\r\n3,0.5,0.")
+    train(as_config(content), half)
+    assert not [name for name in parts if (half / name).exists()]
+    for name in others:
+        assert (half / name).read_text() == "mine"
+    (half / "weights.safetensors").unlink()
+    assert_same_result(result_of(half), result_of(whole))
+
+
+def test_rows_of_steps_that_are_done_again_are_dropped(
+    whole: Path, content: dict[str, Any], tmp_path: Path
+) -> None:
+    """The row of step 10 is written before the state of step 10 is."""
+    kept = as_config({**content, "save_every": 100})
+    with killed_at_step(11):
+        train(kept, tmp_path)
+    assert [row["step"] for row in rows(tmp_path / "log.csv")] == ["10"]
+    assert read_state(tmp_path / "state.safetensors")[0].step == 9
+    train(kept, tmp_path)
+    assert_same_result(result_of(tmp_path), result_of(whole))
+
+
+def test_a_run_killed_with_the_hardest_signal_goes_on_to_the_same_result(
+    whole: Path, content: dict[str, Any], tmp_path: Path
+) -> None:
+    """Three times, at moments that no seed fixes, once it has begun to write."""
+    path = write_recipe(tmp_path / "r.yaml", {**content, "save_every": 1})
+    run, chance = tmp_path / "run", random.Random()
+    for _ in range(3):
+        process = start_cli("train", path, "-o", run)
+        log = run / "log.csv"
+        before = log.stat().st_mtime_ns if log.exists() else 0
+        begun = time.monotonic()
+        while not log.exists() or log.stat().st_mtime_ns == before:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() - begun < SECONDS
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.7))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    step = read_state(run / "state.safetensors")[0].step
+    assert step < STEPS
+    train(as_config(content), run)
+    assert_same_result(result_of(run), result_of(whole))
+
+
+def test_a_run_that_is_asked_to_stop_saves_its_state(
+    whole: Path, content: dict[str, Any], tmp_path: Path
+) -> None:
+    """With workers that get the signal too, as from a terminal."""
+    path = write_recipe(tmp_path / "r.yaml", {**content, "save_every": 1000})
+    run = tmp_path / "run"
+    process = start_cli("train", path, "-o", run, "--machine.workers", 2)
+    begun = time.monotonic()
+    while not (run / "epoch_001.safetensors").exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() - begun < SECONDS
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert "stopped; what has been written is complete" in err
+    assert "Traceback" not in err
+    state, _ = read_state(run / "state.safetensors")
+    assert 3 <= state.step < STEPS
+    assert not (run / "best.safetensors").exists()
+    train(as_config(content), run)
+    assert_same_result(result_of(run), result_of(whole))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_request_to_stop_is_heard_after_the_step(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    real = Trainer.step
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def step(self: Trainer, *args: Any) -> Any:
+        if args[-1] == 4:
+            os.kill(os.getpid(), number)
+        return real(self, *args)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    with pytest.raises(KeyboardInterrupt):
+        train(as_config({**content, "save_every": 1000}), tmp_path)
+    assert read_state(tmp_path / "state.safetensors")[0].step == 5
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def refused(content: dict[str, Any], tmp_path: Path, run: Path, capsys: Any) -> str:
+    """Run the command line; return its one line, after looking that no file has changed."""
+    path = write_recipe(tmp_path / "recipe.yaml", content)
+    before = files_of(run) if run.is_dir() else {"": run.read_bytes()}
+    capsys.readouterr()
+    assert run_cli("train", path, "-o", run) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == 1
+    assert before == (files_of(run) if run.is_dir() else {"": run.read_bytes()})
+    return err[0]
+
+
+@pytest.mark.parametrize("length", [0, 5, 4000, -1])
+def test_a_torn_state_is_said_to_be_torn(
+    content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any, length: int
+) -> None:
+    state = half / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:length])
+    said = refused(content, tmp_path, half, capsys)
+    assert f"{state} is torn, or no state of a training run" in said
+    assert "use --overwrite to start anew" in said
+
+
+def test_a_foreign_file_is_no_state(content: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    save_file({"a": torch.zeros(3)}, run / "state.safetensors")
+    said = refused(content, tmp_path, run, capsys)
+    assert "must be of the format 'selfadapt training state 1' to go on from, got None" in said
+    save_file({"a": torch.zeros(3)}, run / "state.safetensors", {"format": "pt"})
+    assert "got 'pt'" in refused(content, tmp_path, run, capsys)
+
+
+def test_a_run_of_another_recipe_is_not_touched(
+    content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any
+) -> None:
+    augment = {**content["augment"], "flip": 0.25}
+    other = {**content, "lr": 0.5, "seed": 3, "augment": augment}
+    said = refused(other, tmp_path, half, capsys)
+    assert f"{half} holds a run of another recipe" in said
+    for part in ("augment.flip: 0.5 -> 0.25", "lr: 0.05 -> 0.5", "seed: 0 -> 3"):
+        assert part in said
+    assert "use --overwrite to start anew" in said
+
+
+def test_a_run_on_other_images_is_not_touched(
+    content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any
+) -> None:
+    source = {**content["source"], "root": str(write_domain(tmp_path / "more", 14, 1))}
+    said = refused({**content, "source": source}, tmp_path, half, capsys)
+    assert "images: 13 of folder/all" in said
+    assert "-> 14 of folder/all" in said
+
+
+def test_a_run_goes_on_where_its_data_has_moved_to(
+    whole: Path, content: dict[str, Any], tmp_path: Path, half: Path
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(content["source"]["root"], moved)
+    train(as_config({**content, "source": {**content["source"], "root": str(moved)}}), half)
+    assert_same_result(result_of(half), result_of(whole))
+
+
+def test_a_folder_with_other_files_is_not_touched(
+    content: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "photos"
+    run.mkdir()
+    (run / "photo.jpg").write_text("mine")
+    said = refused(content, tmp_path, run, capsys)
+    assert f"{run} holds other files and no training run; give an empty or new folder" in said
+
+
+def test_a_file_is_no_folder(content: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "run"
+    run.write_text("mine")
+    said = refused(content, tmp_path, run, capsys)
+    assert f"a run needs a folder, but {run} is a file" in said
+
+
+def test_overwriting_starts_anew_and_removes_files_of_the_run_only(
+    whole: Path, content: dict[str, Any], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    mine = {"notes.txt", "results.csv", "imagenet.safetensors", "epoch_of_mine.safetensors"}
+    for name in mine:
+        (run / name).write_text("mine")
+    (run / "epoch_099.safetensors").write_text("of an earlier run")
+    (run / "state.safetensors").write_bytes(b"torn")
+    changed = as_config({**content, "epochs": 2, "seed": 1, "validation": None})
+    train(changed, run, overwrite=True)
+    assert all((run / name).read_text() == "mine" for name in mine)
+    names = {path.name for path in run.iterdir()} - mine - {"tensorboard"}
+    assert names == {
+        "state.safetensors", "best.safetensors", "last.safetensors", "recipe.json", "log.csv",
+        "validation.csv", "summary.json",
+    }  # fmt: skip
+    assert [row["step"] for row in rows(run / "log.csv")] == ["6"]
+    assert rows(run / "validation.csv") == []
+    assert json.loads((run / "summary.json").read_text())["steps"] == 6
+
+
+def test_a_bad_recipe_overwrites_nothing(
+    content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any
+) -> None:
+    before = files_of(half)
+    model = {**content["model"], "name": "no such"}
+    path = write_recipe(tmp_path / "r.yaml", {**content, "model": model})
+    assert run_cli("train", path, "-o", half, "--overwrite") == 2
+    assert "unknown model 'no such'" in capsys.readouterr().err
+    assert files_of(half) == before
+
+
+def test_a_finished_run_says_so_and_keeps_its_files(
+    whole: Path, content: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    summary = json.loads((run / "summary.json").read_text())
+    summary["speed"] = {"data": 1.0, "model": 2.0}  # as if it had been measured
+    (run / "summary.json").write_text(json.dumps(summary))
+    before = result_of(run)
+    machine = {**content["machine"], "measure": True}
+    path = write_recipe(tmp_path / "r.yaml", {**content, "machine": machine})
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", None)
+        patch.setattr(loop, "measure_speed", None)
+        patch.setattr(loop, "confusion_by_alpha", None)
+        assert run_cli("train", path, "-o", run) == 0
+    assert "this run is finished: all 15 steps are done" in capsys.readouterr().out
+    assert_same_result(result_of(run), before)
+    assert json.loads((run / "summary.json").read_text()) == summary
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_the_state_before(
+    whole: Path, content: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "run"
+    path = write_recipe(tmp_path / "r.yaml", content)
+    with pytest.MonkeyPatch.context() as patch:
+        real, times = os.fsync, iter(range(100))
+        patch.setattr(
+            folder_module.os, "fsync", lambda file: full() if next(times) == 3 else real(file)
+        )
+        assert run_cli("train", path, "-o", run) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    said = err.splitlines()[-1]
+    assert f"the state after step 4 could not be written to {run / 'state.safetensors'}" in said
+    assert "No space left on device" in said
+    assert "run the same command to go on" in said
+    assert read_state(run / "state.safetensors")[0].step == 3
+    assert not list(run.glob(".*.part"))
+    assert run_cli("train", path, "-o", run) == 0
+    assert_same_result(result_of(run), result_of(whole))
+
+
+def test_a_full_disk_while_a_network_is_kept_is_said_in_one_line(
+    whole: Path, content: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "run"
+    path = write_recipe(tmp_path / "r.yaml", content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        assert run_cli("train", path, "-o", run) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert "No space left on device" in err.splitlines()[-1]
+    assert run_cli("train", path, "-o", run) == 0
+    assert_same_result(result_of(run), result_of(whole))
+
+
+def test_a_state_is_read_as_it_was_saved(whole: Path, tmp_path: Path) -> None:
+    state, tensors = read_state(whole / "state.safetensors")
+    assert set(state.best) == {"0.0", "0.5"}
+    assert len(state.images_per_s) == 5
+    weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+    assert_same_tensors(weights, load_file(whole / "last.safetensors"))
+    shutil.copy(whole / "state.safetensors", tmp_path / "copy")
+    assert read_state(tmp_path / "copy")[0] == state
+
+
+def test_seeds_that_are_done_are_not_trained_again(content: dict[str, Any], tmp_path: Path) -> None:
+    config = as_config({**content, "epochs": 1, "seeds": [0, 1], "validation": None})
+    number = iter(range(100))
+    with interrupted(Trainer, "step", lambda *_: next(number) == 4):  # the second of seed 1
+        train(config, tmp_path)
+    assert (tmp_path / "seed_0/best.safetensors").exists()
+    before = (tmp_path / "seed_0/log.csv").read_bytes()
+    steps = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = Trainer.step
+        patch.setattr(Trainer, "step", lambda *args: steps.append(args[-1]) or real(*args))
+        train(config, tmp_path)
+    assert steps == [0, 1, 2]
+    assert (tmp_path / "seed_0/log.csv").read_bytes() == before
