@@ -30,6 +30,7 @@ from selfadapt.streets import TARGETS
 NUM_IMAGES, NUM_PICTURES = 3, 2
 WAYS = ("source", "SaN", "TTA", "self-adaptation")
 SETTINGS: dict[str, Any] = {"alpha": 0.5, "lr": 0.02, "scales": (0.75, 1.0, 1.25)}
+STEPS = 10
 GAP = 6
 
 
@@ -42,7 +43,7 @@ def demo(folder: Path, *, overwrite: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     console = Console()
     model = open_model("streets")
-    methods = SelfAdapt(model, steps=0, **SETTINGS), SelfAdapt(model, **SETTINGS)
+    methods = [SelfAdapt(model, **SETTINGS, steps=steps) for steps in (0, STEPS)]
     sections, firsts = [], []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("adapting", total=len(TARGETS) * NUM_IMAGES)

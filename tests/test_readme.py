@@ -12,6 +12,10 @@ from conftest import random_image
 from selfadapt.cli import main
 from selfadapt.images import to_pil
 
+SHORT = [
+    "--epochs=1", "--source.limit=8", "--validation.limit=1", "--machine.measure=false",
+    "--machine.workers=0", "--augment.crop=[32,32]", "--alphas=[0.1]", "--statistics_batches=1",
+]  # fmt: skip
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -38,6 +42,10 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     to_pil(random_image(24, 32)).save("street.jpg")
     Path("photos").mkdir()
     to_pil(random_image(24, 32)).save("photos/a.png")
+    for kind in ("images", "labels"):
+        Path("mine", kind).mkdir(parents=True)
+    to_pil(random_image(24, 32)).save("mine/images/a.png")
+    to_pil(torch.zeros(24, 32)).convert("L").save("mine/labels/a.png")
     model = selfadapt.create_model("deeplabv1_resnet50", classes=3)
     selfadapt.save_model(model, "net.safetensors", dtype=torch.float16)
     commands = [
@@ -48,10 +56,13 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ]
     assert commands
     for command in commands:
+        words = shlex.split(command, comments=True)[1:]
         with pytest.raises(SystemExit) as caught:
-            main(shlex.split(command)[1:])
+            main(words + (SHORT if words[0] == "train" else []))
         assert caught.value.code == 0
     assert Path("masks/a_label.png").exists()
+    assert Path("sheet.png").exists()
+    assert Path("run/best.safetensors").exists()
 
 
 def test_the_make_targets_exist() -> None:
