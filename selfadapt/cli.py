@@ -4,13 +4,14 @@ Exit codes: 0 done, 1 done in part, 2 asked wrongly.
 """
 
 import os
+import re
 import sys
 import warnings
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import docstring_parser
 import torch
@@ -33,6 +34,7 @@ from selfadapt.demo import demo
 from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, settings_of
 from selfadapt.models.families import adapted_parameters
+from selfadapt.names import nearest
 from selfadapt.norm import find_san
 from selfadapt.predict import find_images, plan_outputs, predict
 from selfadapt.train import TrainConfig, find_recipe, train
@@ -53,6 +55,21 @@ class Verb:
     example: str
     add_arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace], int]
+
+
+class Parser(ArgumentParser):
+    """Says in one line what was asked wrongly."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the line and exit with 2."""
+        text = " ".join(message.split())
+        if unknown := re.fullmatch(r"Subcommand '(.+)' does not accept option '(.+)'", text):
+            verb, setting = unknown.groups()
+            known = [f.name for f in fields(TrainConfig)] if verb in RECIPE_VERBS else []
+            text = f"{verb} has no setting {setting!r};{nearest(setting, known)}"
+        words = re.sub(r"\b(" + "|".join(VERBS) + r")\.(?=\w)", "--", text).rstrip("; ")
+        print(f"error: {words}; see {self.prog.replace(' [options]', '')} --help", file=sys.stderr)
+        sys.exit(2)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -83,17 +100,24 @@ def _with_recipe(words: list[str]) -> list[str]:
     """Spell the recipe that follows a verb as a flag, which is what a file of settings is."""
     if len(words) < 2 or words[0] not in RECIPE_VERBS or words[1].startswith("-"):
         return words
-    return [words[0], "--recipe", str(find_recipe(words[1])), *words[2:]]
+    path = find_recipe(words[1])
+    try:
+        empty = not path.read_text().strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"a recipe must be a YAML file, but {path} is no text") from error
+    if empty:
+        raise ValueError(f"the recipe {path} is empty")
+    return [words[0], "--recipe", str(path), *words[2:]]
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="selfadapt", description="Segmentation networks that adapt themselves to each image."
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subcommands(dest="verb", metavar="VERB", required=True)
     for name, verb in VERBS.items():
-        sub = ArgumentParser(description=verb.help, epilog=f"example: {verb.example}")
+        sub = Parser(description=verb.help, epilog=f"example: {verb.example}")
         verb.add_arguments(sub)
         verbs.add_subcommand(name, sub, help=verb.help)
     return parser

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from runs import CLASSES, write_domain
 
+from runs import CLASSES, write_domain
 from selfadapt import Interface
 from selfadapt.data import Dataset, open_dataset
 from selfadapt.train import AugmentConfig

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from runs import CLASSES, as_config, domain, recipe, run_cli, write_domain, write_recipe
 
+from runs import CLASSES, as_config, domain, recipe, run_cli, write_domain, write_recipe
 from selfadapt import MODELS
 from selfadapt.cli import VERBS, _parser, _with_recipe
 from selfadapt.data import DATASETS, DataConfig

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from runs import (
     CLASSES,
     as_config,
@@ -26,8 +28,6 @@ from runs import (
     write_domain,
     write_recipe,
 )  # fmt: skip
-from safetensors.torch import load_file, save_file
-
 from selfadapt.train import folder as folder_module
 from selfadapt.train import loop, train
 from selfadapt.train.folder import RunFolder, read_state

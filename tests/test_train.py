@@ -14,6 +14,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import selfadapt
 from runs import (
     CLASSES,
     COLORS,
@@ -27,10 +31,6 @@ from runs import (
     write_domain,
     write_recipe,
 )  # fmt: skip
-from safetensors.torch import load_file
-from torch import Tensor, nn
-
-import selfadapt
 from selfadapt.data import open_dataset
 from selfadapt.models.norms import BatchInstanceNorm2d
 from selfadapt.train import loop, train

@@ -74,7 +74,8 @@ class Run:
         )
         self.num_steps = config.epochs * self.order.steps_per_epoch
         self.workers = num_workers(config.machine.workers, fabric.world_size)
-        self.state = State({**config.identity(), "images": fingerprint(source)})
+        images = [fingerprint(domain) for domain in (source, validation) if domain is not None]
+        self.state = State({**config.identity(), "images": images})
         self.speed: Speed | None = None
         self.losses: list[Tensor] = []
 
@@ -297,6 +298,6 @@ class Run:
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return a short text that changes when other images are trained on."""
+    """Return a short text that changes with the names of the images."""
     names = "\n".join(pair.name for pair in dataset.pairs)
     return f"{len(dataset)} of {dataset.name}, {crc32(names.encode()):08x}"

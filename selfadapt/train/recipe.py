@@ -148,6 +148,13 @@ class TrainConfig:
                 "frozen_batchnorm keeps BatchNorm's statistics and statistics_batches replaces "
                 "them; give one of the two"
             )
+        if self.model.norm != "bn" and (self.frozen_batchnorm or self.statistics_batches):
+            raise ValueError(
+                "frozen_batchnorm and statistics_batches are about BatchNorm, but the network has "
+                f"norm {self.model.norm!r}; leave them out"
+            )
+        for name in self.targets:
+            _check_target(name)
         if self.source.scale != 1:
             raise ValueError(
                 "source has crops of many sizes, see augment.scale; its scale must be 1, "
@@ -228,6 +235,15 @@ def _overlap(target: str, data: DataConfig) -> bool:
     folders = DATASETS[dataset].splits
     one, other = folders.get(split, split), folders.get(data.split, data.split)
     return one == other or "" in (one, other)
+
+
+def _check_target(target: str) -> None:
+    """Refuse a target domain that can be none: a misspelled one would protect nothing."""
+    if target.partition("/")[0] not in DATASETS and not Path(target).expanduser().is_dir():
+        raise ValueError(
+            f"a target must be DATASET, DATASET/SPLIT or a folder, got {target!r};"
+            f"{nearest(target, DATASETS)} known: {', '.join(DATASETS)}"
+        )
 
 
 def _same_folder(target: str, root: str) -> bool:
