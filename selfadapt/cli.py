@@ -37,7 +37,7 @@ from selfadapt.models.families import adapted_parameters
 from selfadapt.names import nearest
 from selfadapt.norm import find_san
 from selfadapt.predict import find_images, plan_outputs, predict
-from selfadapt.train import TrainConfig, find_recipe, train
+from selfadapt.train import TrainConfig, find_recipe, settings, train
 
 USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -65,8 +65,7 @@ class Parser(ArgumentParser):
         text = " ".join(message.split())
         if unknown := re.fullmatch(r"Subcommand '(.+)' does not accept option '(.+)'", text):
             verb, setting = unknown.groups()
-            known = [f.name for f in fields(TrainConfig)] if verb in RECIPE_VERBS else []
-            text = f"{verb} has no setting {setting!r};{nearest(setting, known)}"
+            text = f"{verb} has no setting {setting!r};{nearest(setting, settings())}"
         words = re.sub(r"\b(" + "|".join(VERBS) + r")\.(?=\w)", "--", text).rstrip("; ")
         print(f"error: {words}; see {self.prog.replace(' [options]', '')} --help", file=sys.stderr)
         sys.exit(2)
@@ -149,9 +148,9 @@ def _predict_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--method", default="self-adapt", metavar="NAME", help="See selfadapt methods."
     )
-    settings = parser.add_argument_group("settings of the method")
+    group = parser.add_argument_group("settings of the method")
     for name, setting in _settings().items():
-        settings.add_argument(f"--{name.replace('_', '-')}", default=SUPPRESS, **setting)
+        group.add_argument(f"--{name.replace('_', '-')}", default=SUPPRESS, **setting)
 
 
 def _settings() -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from PIL import Image as PILImage
 
 import selfadapt
 from conftest import random_image, seeded
-from selfadapt.cli import VERBS, _parser, main
+from selfadapt.cli import VERBS, _parser, _with_recipe, main
 from selfadapt.images import to_pil
 from selfadapt.labels import CITYSCAPES_COLORS
 from selfadapt.methods import settings_of
@@ -317,5 +317,5 @@ def test_version_and_help() -> None:
 def test_every_verb_has_an_example_that_parses(verb: str, capsys: Any) -> None:
     assert run(verb, "--help") == 0
     assert f"example: {VERBS[verb].example}" in capsys.readouterr().out
-    parsed = _parser().parse_args(shlex.split(VERBS[verb].example)[1:])
+    parsed = _parser().parse_args(_with_recipe(shlex.split(VERBS[verb].example)[1:]))
     assert parsed.verb == verb

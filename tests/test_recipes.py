@@ -1,7 +1,7 @@
 """Recipes: the paper's defaults, those that are shipped, and what is wrong with bad ones."""
 
 import shlex
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -343,14 +343,17 @@ def assert_says(err: str, message: str) -> None:
 
 FILES = {
     "a recipe that is not there": (None, "there is no recipe .*; did you mean 'gta-hrnet_w48'"),
-    "an empty file": ("", "error: Unexpected config"),
+    "an empty file": ("", "the recipe .*r.yaml is empty"),
     "a list": ("- a\n- b\n", "error: Unexpected config"),
     "no YAML": ("a: [1, 2\nb: {", "error: Problems parsing config.*line 1"),
-    "an unknown key": ("learning_rate: 3\n", "does not accept option 'learning_rate'"),
-    "an unknown key of a part": ("model: {name: a, clases: b}\n", "not accept.*'model.clases'"),
+    "an unknown key": ("learning_rate: 3\n", "train has no setting 'learning_rate'"),
+    "an unknown key of a part": (
+        "model: {name: a, clases: b}\n",
+        "no setting 'model.clases'; did you mean 'model.classes'",
+    ),
     "a wrong type": ("epochs: three\n", '"epochs".*int.*three'),
-    "a missing part": ("lr: 0.1\n", "are required: train.model.name, train.source.dataset"),
-    "a missing name": ("model: {norm: bn}\nsource: {dataset: gta}\n", "required: train.model.name"),
+    "a missing part": ("lr: 0.1\n", "are required: --model.name, --source.dataset"),
+    "a missing name": ("model: {norm: bn}\nsource: {dataset: gta}\n", "required: --model.name"),
 }
 
 
@@ -382,3 +385,15 @@ def test_labels_of_a_known_space_are_taken_for_a_larger_network(tmp_path: Path) 
     names = class_space("cityscapes-19").names
     wanted = {names.index(name) for name in CLASSES} | {255}
     assert set(found[1].label.flatten().tolist()) == wanted
+
+
+def test_a_misspelled_target_is_refused() -> None:
+    """It would protect nothing."""
+    with pytest.raises(ValueError, match=r"got 'cityscpaes'; did you mean 'cityscapes'"):
+        TrainConfig(model=MODEL, source=GTA, targets=["cityscpaes"])
+
+
+@pytest.mark.parametrize("setting", [{"frozen_batchnorm": True}, {"statistics_batches": 3}])
+def test_settings_of_batchnorm_need_batchnorm(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="are about BatchNorm, but the network has norm 'bin'"):
+        TrainConfig(model=replace(MODEL, norm="bin"), source=GTA, **setting)

@@ -374,8 +374,8 @@ def test_a_run_on_other_images_is_not_touched(
 ) -> None:
     source = {**content["source"], "root": str(write_domain(tmp_path / "more", 14, 1))}
     said = refused({**content, "source": source}, tmp_path, half, capsys)
-    assert "images: 13 of folder/all" in said
-    assert "-> 14 of folder/all" in said
+    assert "images: ['13 of folder/all" in said
+    assert "-> ['14 of folder/all" in said
 
 
 def test_a_run_goes_on_where_its_data_has_moved_to(

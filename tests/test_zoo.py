@@ -23,6 +23,7 @@ from selfadapt.norm import find_san
 MILLIONS = {
     "deeplabv1_resnet50": 25.557 - 2.049 + 0.039,  # torchvision's, its classifier out, ours in
     "deeplabv1_resnet101": 44.549 - 2.049 + 0.039,
+    "deeplabv1_resnet18_slim": 2.820,
     "deeplabv3plus_resnet50": 39.761 - 0.552,  # the released code's, the last 3x3 separable
     "deeplabv3plus_resnet101": 58.753 - 0.552,
     "hrnet_w18": 9.641,
@@ -69,6 +70,7 @@ def test_a_network_has_any_number_of_classes_and_its_stride(name: str, classes: 
 ADAPTED = {
     "deeplabv1_resnet50": {"backbone.layer3", "backbone.layer4", "cls_head.weight"},
     "deeplabv1_resnet101": {"backbone.layer4", "cls_head.weight"},
+    "deeplabv1_resnet18_slim": {"backbone.layer3", "backbone.layer4", "cls_head.weight"},
     "deeplabv3plus_resnet50": {"encoder.layer3", "encoder.layer4", "decoder.aspp"},
     "deeplabv3plus_resnet101": {"encoder.layer4", "decoder.aspp"},
     "hrnet_w18": {"backbone.transition3", "backbone.stage4", "head.3"},

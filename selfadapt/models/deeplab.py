@@ -11,7 +11,6 @@ ResNet are in use, and weights trained in one lose accuracy in another without a
 
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import resnet
@@ -59,9 +58,7 @@ class DeepLabV1(nn.Module):
         net = self.backbone
         features = net.maxpool(net.relu(net.bn1(net.conv1(x))))
         features = net.layer4(net.layer3(net.layer2(net.layer1(features))))
-        scores = self.cls_head(features)
-        if torch.is_autocast_enabled(x.device.type):  # 16 bits are slow and coarse to interpolate
-            scores = scores.float()
+        scores = self.cls_head(features).to(x.dtype)  # 16 bits of autocast interpolate badly
         return F.interpolate(scores, x.shape[-2:], mode="bilinear", align_corners=self.aligned)
 
 

@@ -2,7 +2,7 @@
 
 from selfadapt.train.augment import AugmentConfig
 from selfadapt.train.loop import train
-from selfadapt.train.recipe import MachineConfig, ModelConfig, TrainConfig, find_recipe
+from selfadapt.train.recipe import MachineConfig, ModelConfig, TrainConfig, find_recipe, settings
 
 __all__ = [
     "AugmentConfig",
@@ -10,5 +10,6 @@ __all__ = [
     "ModelConfig",
     "TrainConfig",
     "find_recipe",
+    "settings",
     "train",
 ]

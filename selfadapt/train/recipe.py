@@ -5,7 +5,7 @@ Every field here is a key of the recipe and a flag of ``selfadapt train``.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -204,6 +204,16 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     return found
 
 
+def settings() -> list[str]:
+    """Return the names of all settings of a recipe, those of its parts as PART.NAME."""
+    parts = {
+        "model": ModelConfig, "source": DataConfig, "validation": DataConfig,
+        "augment": AugmentConfig, "machine": MachineConfig,
+    }  # fmt: skip
+    inner = [f"{part}.{f.name}" for part, kind in parts.items() for f in fields(kind)]
+    return [f.name for f in fields(TrainConfig)] + inner
+
+
 def find_recipe(name: str) -> Path:
     """Return the file of a recipe, by its path or by the name of one in the package."""
     path = Path(name)
@@ -239,7 +249,8 @@ def _overlap(target: str, data: DataConfig) -> bool:
 
 def _check_target(target: str) -> None:
     """Refuse a target domain that can be none: a misspelled one would protect nothing."""
-    if target.partition("/")[0] not in DATASETS and not Path(target).expanduser().is_dir():
+    dataset, slash, _ = target.partition("/")
+    if dataset not in DATASETS and not slash and not Path(target).is_dir():
         raise ValueError(
             f"a target must be DATASET, DATASET/SPLIT or a folder, got {target!r};"
             f"{nearest(target, DATASETS)} known: {', '.join(DATASETS)}"
