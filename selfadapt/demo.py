@@ -26,10 +26,12 @@ from selfadapt.metrics import Score
 from selfadapt.models import open_model
 from selfadapt.result import Result
 from selfadapt.streets import TARGETS
+from selfadapt.views import View
 
 NUM_IMAGES, NUM_PICTURES = 3, 2
 WAYS = ("source", "SaN", "TTA", "self-adaptation")
-SETTINGS: dict[str, Any] = {"alpha": 0.5, "lr": 0.02, "scales": (0.75, 1.0, 1.25)}
+VIEWS = [View(scale, flip) for scale in (0.75, 1.0, 1.25, 1.5) for flip in (False, True)]
+SETTINGS: dict[str, Any] = {"alpha": 0.4, "lr": 0.05, "views": VIEWS}
 STEPS = 10
 GAP = 6
 

@@ -4,6 +4,7 @@ The order of an epoch and the changes to each image follow from the seed, the ep
 alone. So a run can go on from any step, and several processes that share the batches train as one.
 """
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -115,6 +116,12 @@ def _collated(samples: list[Any]) -> Batch | Exception:
     return Batch(torch.stack(images), torch.stack(labels), list(colors))
 
 
+def ignore_signals(_: int) -> None:
+    """Leave Ctrl-C to the process that reads for; it ends its workers itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def read_batches(
     dataset: Dataset,
     config: AugmentConfig,
@@ -133,6 +140,7 @@ def read_batches(
         num_workers=workers,
         pin_memory=pin,
         prefetch_factor=4 if workers else None,
+        worker_init_fn=ignore_signals,
     )
     for batch in loader:
         if isinstance(batch, Exception):

@@ -97,8 +97,7 @@ def progress_line(total: int, done: int, *, shown: bool) -> Iterator[Any]:
 
 def draw_curves(folder: Path) -> None:
     """Draw loss, learning rate and validation mIoU of a run, from its CSV files."""
-    pyplot = need("matplotlib.figure", "train")
-    figure = pyplot.Figure(figsize=(11, 4), layout="constrained")
+    figure = need("matplotlib.figure", "train").Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     steps = [[float(value) for value in row] for row in read_rows(folder / "log.csv")]
     if steps:

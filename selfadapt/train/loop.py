@@ -78,6 +78,7 @@ class Run:
         self.state = State({**config.identity(), "images": images})
         self.speed: Speed | None = None
         self.losses: list[Tensor] = []
+        self.said = ""
 
     @property
     def epoch(self) -> int:
@@ -154,11 +155,11 @@ class Run:
         loss = float(self.fabric.all_reduce(torch.stack(self.losses).mean(), reduce_op="mean"))
         self.losses.clear()
         self._check_loss(loss)
+        self.said = f"loss {loss:.4f}, lr {self.lr:.5f}, {images_per_s:.1f} images/s"
         if self.fabric.is_global_zero:
             epoch = (self.state.step - 1) // self.order.steps_per_epoch + 1
             self.log.step(self.state.step, epoch, loss, self.lr, images_per_s)
-            said = f"loss {loss:.4f}, lr {self.lr:.5f}, {images_per_s:.1f} images/s"
-            progress(self.state.step, f"{epoch}/{self.config.epochs}", said)
+            progress(self.state.step, f"{epoch}/{self.config.epochs}", self.said)
 
     def _check_loss(self, loss: float) -> None:
         if not loss < float("inf"):
@@ -177,6 +178,7 @@ class Run:
         return bool(self.fabric.all_reduce(asked, reduce_op="sum"))
 
     def _end_epoch(self) -> None:
+        self._say(f"epoch {self.epoch}/{self.config.epochs}: {self.said}")
         config, last = self.config, self.epoch == self.config.epochs
         due = self.epoch >= config.validate_from and self.epoch % config.validate_every == 0
         if last or (due and self.validation is not None):
@@ -210,7 +212,7 @@ class Run:
                 save_model(self.trainer.model, self.folder.checkpoint(self.epoch))
             self.log.validated(self.state.step, self.epoch, by_alpha)
         shown = ", ".join(f"{alpha:g}: {100 * score:.2f}" for alpha, score in by_alpha.items())
-        self._say(f"epoch {self.epoch}: mIoU on {domain.name} by alpha: {shown}")
+        self._say(f"mIoU on {domain.name} by alpha: {shown}")
 
     def _best_epochs(self) -> set[int]:
         """Return the epochs whose networks are the best for some alpha."""
