@@ -1,6 +1,6 @@
 """The command line: one verb for each thing to do, flags made from signatures.
 
-Exit codes: 0 done, 1 done in part, 2 asked wrongly.
+Exit codes: 0 done, 1 done in part, 2 asked wrongly or stopped by an error, 130 stopped by Ctrl-C.
 """
 
 import os
@@ -66,8 +66,10 @@ class Parser(ArgumentParser):
         if unknown := re.fullmatch(r"Subcommand '(.+)' does not accept option '(.+)'", text):
             verb, setting = unknown.groups()
             text = f"{verb} has no setting {setting!r};{nearest(setting, settings())}"
-        words = re.sub(r"\b(" + "|".join(VERBS) + r")\.(?=\w)", "--", text).rstrip("; ")
-        print(f"error: {words}; see {self.prog.replace(' [options]', '')} --help", file=sys.stderr)
+        if text.startswith("the following arguments are required"):
+            text = re.sub(r"\b(" + "|".join(VERBS) + r")\.(?=\w)", "--", text)
+        text = text.rstrip("; ")
+        print(f"error: {text}; see {self.prog.replace(' [options]', '')} --help", file=sys.stderr)
         sys.exit(2)
 
 
@@ -87,10 +89,13 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"selfadapt {words[0]}: {error}", file=sys.stderr)
         code = 2
     except torch.OutOfMemoryError:
-        print("out of memory: try a smaller --max-pixels, or --device cpu", file=sys.stderr)
+        smaller = "--batch or --augment.crop" if words[0] == "train" else "--max-pixels"
+        print(f"out of memory: try a smaller {smaller}, or the CPU", file=sys.stderr)
         code = 1
     except KeyboardInterrupt:
         print("stopped; what has been written is complete", file=sys.stderr)
+        if words[0] in RECIPE_VERBS:
+            print("the same command goes on from there", file=sys.stderr)
         code = 130
     sys.exit(code)
 
@@ -383,7 +388,7 @@ VERBS = {
         _models,
     ),
     "demo": Verb(
-        "Train a small network on one look of a drawn world, and adapt it to another.",
+        "Adapt a small network, trained on rendered streets by day, to other looks of them.",
         "selfadapt demo -o demo",
         _output_arguments,
         _demo,

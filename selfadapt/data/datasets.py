@@ -39,7 +39,7 @@ class DataConfig:
     scale: float = 1.0
     """Images are enlarged by this factor before a network sees them."""
     limit: int | None = None
-    """Only the first so many pairs are taken."""
+    """Only the first so many pairs are taken; of streets so many scenes are rendered."""
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < float("inf"):
@@ -121,6 +121,8 @@ def table_of(dataset: str, listing: Listing, classes: str | Sequence[str] | None
             f"space, as a list, or one in each line of {path}"
         )
     names = _lines(path)
+    if twice := [name for name, times in Counter(names).items() if name and times > 1]:
+        raise ValueError(f"each line of {path} must name another class, got {some(twice)} twice")
     if "" in names:
         raise ValueError(
             f"each line of {path} must name the class of an id, but line {names.index('') + 1} is "
@@ -179,12 +181,13 @@ def _named(pairs: list[Pair], names: str | Path | None) -> list[Pair]:
     twice = [name for name, times in Counter(wanted).items() if times > 1]
     if twice:
         raise ValueError(f"each pair must be named once, but {path} has {some(twice)} twice")
-    known = [pair.name for pair in pairs]
-    unknown = [name for name in wanted if name not in set(known)]
+    known = {pair.name for pair in pairs}
+    unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
-        example = f"; names are such as {known[0]}" if known else ""
+        example = f"; names are such as {pairs[0].name}" if pairs else ""
         raise ValueError(f"{path} must name pairs, got {some(unknown) or 'no name'}{example}")
-    return [pair for pair in pairs if pair.name in set(wanted)]
+    chosen = set(wanted)
+    return [pair for pair in pairs if pair.name in chosen]
 
 
 def _open_streets(look: str, space: ClassSpace, names: str | Path | None, number: int) -> Dataset:

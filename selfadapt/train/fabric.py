@@ -23,11 +23,17 @@ def make_fabric(config: "TrainConfig") -> Any:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started them and knows their number
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = int(os.environ["WORLD_SIZE"]) // devices
+    elif nodes > 1:
+        raise ValueError(f"a run on several machines is started with torchrun, got nodes {nodes}")
     accelerator = {"gpu": "cuda"}.get(machine.accelerator, machine.accelerator)
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no GPU here; use --machine.accelerator cpu")
+    if accelerator == "cuda" and devices != "auto" and devices > torch.cuda.device_count():
+        raise ValueError(
+            f"there are {torch.cuda.device_count()} GPUs here, but devices is {devices}"
+        )
     if devices == "auto" and accelerator == "cpu":
         devices = 1
     if accelerator == "cuda":

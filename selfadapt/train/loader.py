@@ -5,7 +5,7 @@ alone. So a run can go on from any step, and several processes that share the ba
 """
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -142,7 +142,20 @@ def read_batches(
         prefetch_factor=4 if workers else None,
         worker_init_fn=ignore_signals,
     )
-    for batch in loader:
+    for batch in watched(loader):
         if isinstance(batch, Exception):
             raise batch
         yield batch
+
+
+def watched(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield what workers read; say so where one of them was killed."""
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise OSError(
+            "a process that reads images was killed, usually for want of memory; use fewer with "
+            "--machine.workers. The same command goes on from the last saved state"
+        ) from error

@@ -1,6 +1,7 @@
 """What a run tells: a line of progress, CSV files, TensorBoard if installed, and curves."""
 
 import csv
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,7 +87,8 @@ def progress_line(total: int, done: int, *, shown: bool) -> Iterator[Any]:
         TimeRemainingColumn(),
     )  # fmt: skip
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not shown) as progress:
+    kept = sys.stdout.isatty()  # what goes to a file is not to be shown above the line instead
+    with Progress(*columns, console=console, disable=not shown, redirect_stdout=kept) as progress:
         task = progress.add_task("", total=total, completed=done, epoch="", said="")
 
         def update(step: int, epoch: str, said: str) -> None:

@@ -107,14 +107,14 @@ class Run:
         """Do the steps that are left, and validate between epochs."""
         if self.state.step == self.num_steps:
             return
-        if self.config.machine.measure:
-            self.speed = measure_speed(self)
-            self._say(str(self.speed))
         shown = self.fabric.is_global_zero
         with (
             stop_signals() as stopped,
             progress_line(self.num_steps, self.state.step, shown=shown) as progress,
         ):
+            if self.config.machine.measure:
+                self.speed = measure_speed(self)
+                self._say(str(self.speed))
             self.trainer.train_mode()
             meter = Meter(self.config.batch)
             for x, label in self.inputs(self.state.step, self.num_steps):
@@ -178,12 +178,13 @@ class Run:
         return bool(self.fabric.all_reduce(asked, reduce_op="sum"))
 
     def _end_epoch(self) -> None:
-        self._say(f"epoch {self.epoch}/{self.config.epochs}: {self.said}")
+        if self.said:
+            self._say(f"epoch {self.epoch}/{self.config.epochs}: {self.said}")
         config, last = self.config, self.epoch == self.config.epochs
         due = self.epoch >= config.validate_from and self.epoch % config.validate_every == 0
         if last or (due and self.validation is not None):
             self.trainer.share_statistics()
-            if config.statistics_batches:  # over batches that no step has seen
+            if config.statistics_batches:  # over crops that no step has seen
                 stop = self.num_steps + config.statistics_batches
                 inputs = (x for x, _ in self.inputs(self.num_steps, stop))
                 self.trainer.average_statistics(inputs)
@@ -202,7 +203,13 @@ class Run:
             scale=self.config.validation.scale, rank=self.order.rank, world=self.order.world,
             workers=self.workers,
         )  # fmt: skip
-        scores = [float(iou(c).nanmean()) for c in self.fabric.all_reduce(counts, reduce_op="sum")]
+        counts = self.fabric.all_reduce(counts, reduce_op="sum")
+        if not counts.any():
+            raise ValueError(
+                f"no pixel of {domain.name} has a class of the network's, so there is nothing to "
+                "choose by; look at it with selfadapt check-data"
+            )
+        scores = [float(iou(count).nanmean()) for count in counts]
         by_alpha = dict(zip(self.config.alphas, scores, strict=True))
         for alpha, score in by_alpha.items():
             if score > self.state.best.get(str(alpha), (-1.0, 0))[0]:
@@ -300,6 +307,6 @@ class Run:
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return a short text that changes with the names of the images."""
-    names = "\n".join(pair.name for pair in dataset.pairs)
-    return f"{len(dataset)} of {dataset.name}, {crc32(names.encode()):08x}"
+    """Return a short text that changes with the images, or with what their labels mean."""
+    content = [pair.name for pair in dataset.pairs], sorted(dataset.table.ids.items())
+    return f"{len(dataset)} of {dataset.name}, {crc32(repr(content).encode()):08x}"

@@ -40,7 +40,9 @@ class ModelConfig:
     """Options of the architecture, see ``selfadapt models``."""
 
     def __post_init__(self) -> None:
-        class_space(self.classes)
+        names = class_space(self.classes).names
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"classes must differ, got {', '.join(twice)} twice")
         if is_foreign(self.name):
             raise ValueError(
                 f"{self.name} cannot be built anew from a checkpoint, so it is not trained here; "
@@ -68,7 +70,7 @@ class MachineConfig:
     devices: int | Literal["auto"] = 1
     """Processes on each node, one for each device; auto: all devices. With torchrun, as it says."""
     nodes: int = 1
-    """Number of machines; start them with torchrun."""
+    """Number of machines; torchrun starts them, and knows their number."""
     workers: int | None = None
     """Processes that read images, for each training process; None: by the cores there are."""
     measure: bool = True
@@ -135,6 +137,8 @@ class TrainConfig:
         check_number("statistics_batches", self.statistics_batches, 0, whole=True)
         for seed in (self.seed, *self.seeds):
             check_number("seed", seed, 0, 2**32 - 1, whole=True)
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must differ, got {self.seeds}")
         check_number("lr", self.lr, 1e-12, 1e3)
         check_number("momentum", self.momentum, 0, 1)
         check_number("weight_decay", self.weight_decay, 0, 1)
@@ -249,8 +253,8 @@ def _overlap(target: str, data: DataConfig) -> bool:
 
 def _check_target(target: str) -> None:
     """Refuse a target domain that can be none: a misspelled one would protect nothing."""
-    dataset, slash, _ = target.partition("/")
-    if dataset not in DATASETS and not slash and not Path(target).is_dir():
+    known = target.partition("/")[0] in DATASETS and target != "folder"
+    if not (known or target.startswith(("/", "~", ".")) or Path(target).is_dir()):
         raise ValueError(
             f"a target must be DATASET, DATASET/SPLIT or a folder, got {target!r};"
             f"{nearest(target, DATASETS)} known: {', '.join(DATASETS)}"
