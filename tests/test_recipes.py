@@ -391,6 +391,15 @@ def test_a_misspelled_target_is_refused() -> None:
     """It would protect nothing."""
     with pytest.raises(ValueError, match=r"got 'cityscpaes'; did you mean 'cityscapes'"):
         TrainConfig(model=MODEL, source=GTA, targets=["cityscpaes"])
+    with pytest.raises(ValueError, match=r"a target must be .* or a folder, got 'citiscapes/val'"):
+        TrainConfig(model=MODEL, source=GTA, targets=["citiscapes/val"])
+
+
+def test_classes_and_seeds_differ() -> None:
+    with pytest.raises(ValueError, match="classes must differ, got road twice"):
+        replace(MODEL, classes=["road", "sky", "road"])
+    with pytest.raises(ValueError, match=r"seeds must differ, got \[1, 1\]"):
+        TrainConfig(model=MODEL, source=GTA, seeds=[1, 1])
 
 
 @pytest.mark.parametrize("setting", [{"frozen_batchnorm": True}, {"statistics_batches": 3}])

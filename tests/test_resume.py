@@ -8,11 +8,14 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from runs import (
@@ -20,6 +23,7 @@ from runs import (
     as_config,
     assert_same_result,
     assert_same_tensors,
+    domain,
     recipe,
     result_of,
     rows,
@@ -28,9 +32,11 @@ from runs import (
     write_domain,
     write_recipe,
 )  # fmt: skip
+from selfadapt.data import open_dataset
 from selfadapt.train import folder as folder_module
 from selfadapt.train import loop, train
 from selfadapt.train.folder import RunFolder, read_state
+from selfadapt.train.loop import fingerprint
 from selfadapt.train.trainer import Trainer
 
 pytest.importorskip("lightning_fabric")
@@ -526,3 +532,30 @@ def test_seeds_that_are_done_are_not_trained_again(content: dict[str, Any], tmp_
         train(config, tmp_path)
     assert steps == [0, 1, 2]
     assert (tmp_path / "seed_0/log.csv").read_bytes() == before
+
+
+def test_two_processes_do_not_train_in_one_folder(content: dict[str, Any], tmp_path: Path) -> None:
+    with closing(RunFolder(tmp_path / "run")) as folder:
+        folder.prepare(overwrite=False)
+        with pytest.raises(ValueError, match=r"another process is training in .*run"):
+            train(as_config(content), tmp_path / "run")
+    train(as_config(content), tmp_path / "run")
+
+
+def test_labels_that_mean_something_else_are_another_run(tmp_path: Path) -> None:
+    root = write_domain(tmp_path / "source", 2, 1)
+    found = []
+    for names in (CLASSES, CLASSES[::-1], CLASSES):
+        (root / "classes.txt").write_text("\n".join(names))
+        found.append(fingerprint(open_dataset("folder", root, split="all", space=CLASSES)))
+    assert found[0] == found[2] != found[1]
+
+
+def test_a_validation_domain_without_labels_is_refused(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    empty = write_domain(tmp_path / "empty", 2, 5)
+    for path in (empty / "labels").iterdir():
+        Image.fromarray(np.full((64, 96), 255, np.uint8)).save(path)
+    with pytest.raises(ValueError, match="no pixel of folder/all has a class of the network's"):
+        train(as_config({**content, "validation": domain(empty)}), tmp_path / "run")

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class RunFolder:
             raise NotADirectoryError(f"a run needs a folder, but {path} is a file")
         self.path = path
         self._state = path / "state.safetensors"
+        self._hold: int | None = None
 
     def find(self, recipe: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]] | None:
         """Return the state of the run that is here, with its tensors, if there is one."""
@@ -72,12 +74,28 @@ class RunFolder:
         return state, tensors
 
     def prepare(self, *, overwrite: bool) -> None:
-        """Make the folder, and remove what a killed run left half written, or all of a run."""
+        """Make the folder, and remove what a killed run left half written, or all of a run.
+
+        From here on no other process can train in it, until ``close``.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
+        self._hold = os.open(self.path, os.O_RDONLY)
+        try:
+            flock(self._hold, LOCK_EX | LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"another process is training in {self.path}; wait for it, or give another folder"
+            ) from error
         patterns = [f".{name}.*.part" for name in WRITTEN]
         for pattern in (*patterns, *(WRITTEN if overwrite else ())):
             for path in self.path.glob(pattern):
                 path.unlink()
+
+    def close(self) -> None:
+        """Let other processes train here."""
+        if self._hold is not None:
+            os.close(self._hold)
+            self._hold = None
 
     def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Write state, weights and momentum in the place of those before."""

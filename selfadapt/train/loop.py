@@ -7,6 +7,7 @@ them, and save all it takes to go on from here.
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,10 @@ def train(config: TrainConfig, folder: str | Path, *, overwrite: bool = False) -
     validation = None if config.validation is None else config.validation.open(space)
     fabric = make_fabric(config)
     best = []
+    devices = [fabric.device] if fabric.device.type == "cuda" else []
     for one, place in config.runs(Path(folder)):
-        with torch.random.fork_rng(devices=[fabric.device] if fabric.device.type == "cuda" else []):
-            run = Run(one, RunFolder(place), source, validation, fabric)
+        with closing(RunFolder(place)) as where, torch.random.fork_rng(devices=devices):
+            run = Run(one, where, source, validation, fabric)
             run.start(overwrite=overwrite)
             run.train()
             best.append(run.finish())
