@@ -13,9 +13,10 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from selfadapt.checks import check_number
 from selfadapt.dropout import DropoutAfterReLU, check_rate, dropout_layers, seeded
 from selfadapt.images import Image, load_image
-from selfadapt.method import Common, Method, brought_back, check_count, probs_at
+from selfadapt.method import Common, Method, brought_back, probs_at
 from selfadapt.models.interface import lent
 from selfadapt.norm import Alpha
 from selfadapt.pseudo import fuse
@@ -114,8 +115,8 @@ class MCDropout(Method):
         alpha: Alpha = 0.0,
         **common: Unpack[Common],
     ) -> None:
-        check_count("passes", passes, least=1)
-        check_count("seed", seed, least=0, most=2**63 - 1)
+        check_number("passes", passes, 1, whole=True)
+        check_number("seed", seed, 0, 2**63 - 1, whole=True)
         if rate is not None:
             check_rate(rate)
         super().__init__(model, alpha=alpha, **common)

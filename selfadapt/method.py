@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selfadapt.checks import check_number
 from selfadapt.dropout import random_state, seeded
 from selfadapt.episode import Episode
 from selfadapt.images import Image, load_image
@@ -256,17 +257,9 @@ def finite(logits: Tensor) -> bool:
 
 def check_steps(steps: int, lr: float) -> None:
     """Raise ValueError unless these are a number of steps and a learning rate."""
-    check_count("steps", steps, least=0)
+    check_number("steps", steps, 0, whole=True)
     if isinstance(lr, bool) or not isinstance(lr, Real) or not 0 < lr < float("inf"):
         raise ValueError(f"lr must be a positive number, got {lr!r}")
-
-
-def check_count(name: str, value: int, least: int, most: float = float("inf")) -> None:
-    """Raise ValueError unless ``value`` is a whole number in the given range."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not (whole and least <= int(value) <= most):
-        range_text = f"{least} or more" if most == float("inf") else f"{least} to {most}"
-        raise ValueError(f"{name} must be a whole number, {range_text}, got {value!r}")
 
 
 def _with_source(result: Result, source: Tensor, size: Size) -> Result:

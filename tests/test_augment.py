@@ -272,17 +272,17 @@ def test_each_image_of_a_batch_gets_its_own_change() -> None:
 
 
 BAD = {
-    "a crop of no size": ({"crop": (0, 512)}, "crop must be a whole number, 16 at least"),
+    "a crop of no size": ({"crop": (0, 512)}, "crop must be a whole number, 16 to 16384"),
     "a crop of half pixels": ({"crop": (32.5, 32)}, "crop must be a whole number.*got 32.5"),
-    "a probability over 1": ({"flip": 1.5}, "flip must be a number.*1 at most, got 1.5"),
-    "a probability below 0": ({"gray": -0.1}, "gray must be a number, 0 at least.*got -0.1"),
+    "a probability over 1": ({"flip": 1.5}, "flip must be a number, .* to 1, got 1.5"),
+    "a probability below 0": ({"gray": -0.1}, "gray must be a number, 0 to 1, got -0.1"),
     "a probability that is none": ({"jitter": float("nan")}, "jitter must be.*got nan"),
-    "a scale over 1": ({"scale": (0.5, 2.0)}, "scale must be a number.*1 at most, got 2"),
+    "a scale over 1": ({"scale": (0.5, 2.0)}, "scale must be a number, .* to 1, got 2"),
     "a scale of 0": ({"scale": (0.0, 1.0)}, "scale must be a number.*got 0.0"),
     "a range upside down": ({"ratio": (2, 1)}, r"ratio must be the lower and the upper.*\(2, 1\)"),
-    "a negative factor": ({"contrast": (-1, 1)}, "contrast must be a number, 0 at least.*got -1"),
-    "a hue that is a turn": ({"hue": (-0.1, 0.1)}, "hue must be a number, 0.5 at least"),
-    "a blur wider than a crop": ({"blur": (0, 9)}, "blur must be a number.*5 at most, got 9"),
+    "a negative factor": ({"contrast": (-1, 1)}, "contrast must be a number, 0 to 100, got -1"),
+    "a hue that is a turn": ({"hue": (-0.1, 0.1)}, "hue must be a number, 0.5 to 1.5"),
+    "a blur wider than a crop": ({"blur": (0, 9)}, "blur must be a number, 0 to 5, got 9"),
 }
 
 

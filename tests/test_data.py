@@ -328,7 +328,10 @@ def test_a_limit_takes_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"limit": 0}, "limit must be at least 1, got 0"), ({"scale": 0.0}, "scale must be greater")],
+    [
+        ({"limit": 0}, "limit must be a whole number, 1 or more, got 0"),
+        ({"scale": 0.0}, "scale must be greater"),
+    ],
 )
 def test_settings_are_checked(wrong: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -8,7 +8,7 @@ import selfadapt
 
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
-    {"names", "files", "extras", "pseudo", "views", "result"},
+    {"names", "checks", "files", "extras", "pseudo", "views", "result"},
     {"labels"},
     {"norm", "dropout", "images", "metrics", "streets"},
     {"models", "data"},

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from selfadapt.checks import check_number
 from selfadapt.data.catalog import Description
 from selfadapt.data.finding import describe, find_listing
 from selfadapt.data.layouts import Listing, Pair
@@ -44,7 +45,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0 < self.scale < float("inf"):
             raise ValueError(f"scale must be greater than 0, got {self.scale}")
-        _check_limit(self.limit)
+        if self.limit is not None:
+            check_number("limit", self.limit, 1, whole=True)
 
     def open(self, space: str | Sequence[str] | ClassSpace = "cityscapes-19") -> Dataset:
         """Return the dataset with labels in the class space ``space``."""
@@ -87,7 +89,8 @@ def open_dataset(
     """
     description = describe(dataset)
     space = class_space(space)
-    _check_limit(limit)
+    if limit is not None:
+        check_number("limit", limit, 1, whole=True)
     check_classes(dataset, classes)
     if dataset == "streets":
         return _open_streets(split, space, names, NUM_STREETS if limit is None else limit)
@@ -206,8 +209,3 @@ def _lines(path: Path) -> list[str]:
         return [line.strip() for line in path.read_text("utf-8-sig").rstrip().splitlines()]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be a text file in UTF-8: {error}") from error
-
-
-def _check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1, got {limit}")

@@ -1,13 +1,12 @@
 """Random changes to training images: the paper's crops, flips, jitter, blur and gray.
 
 What is random is drawn from a generator of the sample's own, so that it does not depend on who
-reads the sample, nor on when. Crops are made where images are read; colours are changed in whole
-batches on the device, which a GPU does at no cost.
+reads the sample, nor on when. Crops are made where images are read; colours are changed on the
+device.
 """
 
 from dataclasses import dataclass
 from math import ceil, exp, log, sqrt
-from numbers import Integral, Real
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +14,8 @@ import torch
 from PIL import Image as PILImage
 from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
+
+from selfadapt.checks import check_number
 
 Range = tuple[float, float]
 
@@ -140,18 +141,6 @@ def _recolored(image: Tensor, color: Colors) -> Tensor:
         image = TF.adjust_saturation(image, saturation)
         image = TF.adjust_hue(image, hue)
     return TF.rgb_to_grayscale(image, num_output_channels=3) if color.gray else image
-
-
-def check_number(
-    name: str, value: object, low: float, high: float = float("inf"), *, whole: bool = False
-) -> None:
-    """Raise ValueError unless ``value`` is a number of the given kind and range."""
-    kind = Integral if whole else Real
-    good = isinstance(value, kind) and not isinstance(value, bool)
-    if not (good and low <= float(value) <= high):  # type: ignore[arg-type]
-        sort = "a whole number" if whole else "a number"
-        most = f" and {high:g} at most" if high < float("inf") else ""
-        raise ValueError(f"{name} must be {sort}, {low:g} at least{most}, got {value!r}")
 
 
 def _check_range(name: str, pair: Range, limits: Range) -> None:

@@ -10,13 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from selfadapt.checks import check_number
 from selfadapt.data import DATASETS, DataConfig
 from selfadapt.labels import ClassSpace, class_space
 from selfadapt.models.address import is_foreign
 from selfadapt.models.create import create_model
 from selfadapt.names import nearest
 from selfadapt.norm import check_alpha
-from selfadapt.train.augment import AugmentConfig, check_number
+from selfadapt.train.augment import AugmentConfig
 
 PAPER_TARGETS = ("cityscapes", "bdd", "idd", "mapillary", "acdc")
 RECIPES = files("selfadapt") / "recipes"
