@@ -17,5 +17,5 @@ def check_number(
     good = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
     if not (good and low <= value <= high):  # type: ignore[operator]
         sort = "a whole number" if whole else "a number"
-        span = f"{low:g} or more" if high == inf else f"{low:g} to {high:g}"
+        span = f"{low} or more" if high == inf else f"{low} to {high}"
         raise ValueError(f"{name} must be {sort}, {span}, got {value!r}")
