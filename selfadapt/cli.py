@@ -31,6 +31,7 @@ from selfadapt import (
 from selfadapt.data import DATASETS
 from selfadapt.data.check import run_check
 from selfadapt.demo import demo
+from selfadapt.files import make_folder
 from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, settings_of
 from selfadapt.models.families import adapted_parameters
@@ -43,6 +44,12 @@ USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 RECIPE_VERBS = {"train"}
+KINDS = {
+    "list": "a list such as '[1, 2]'", "tuple": "a pair such as '[1, 2]'", "str": "text",
+    "tuple with 2 elements": "a pair such as '[1, 2]'", "int": "a whole number",
+    "float": "a number", "bool": "true or false", "dict": "names and values", "NoneType": "null",
+    "list[str]": "a list of texts",
+}  # fmt: skip
 NOT_FLAGS = {"views", "interface", "compare"}
 LISTS: dict[Any, type] = {Sequence[float]: float, Sequence[str] | None: str}
 
@@ -63,13 +70,20 @@ class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the line and exit with 2."""
         text = " ".join(message.split())
-        if unknown := re.fullmatch(r"Subcommand '(.+)' does not accept option '(.+)'", text):
-            verb, setting = unknown.groups()
-            text = f"{verb} has no setting {setting!r};{nearest(setting, settings())}"
+        if unknown := re.search(r"(?:Option|does not accept option) '(.+?)'", text):
+            names = [*settings(), *(name.rpartition(".")[2] for name in settings())]
+            text = f"there is no setting {unknown[1]!r};{nearest(unknown[1], names)}"
+        elif wrong := re.match(r'Parser key "([^"]+)": (.+) (?:Got|Given) value: (.+)', text):
+            setting, expected, value = wrong.groups()
+            kinds = map(_kind, re.findall(r"Expected a (.+?)(?=\.$|\. | - | Given |$)", expected))
+            text = f"{setting} must be {' or '.join(dict.fromkeys(kinds))}, got {value}"
+        elif text.startswith("unrecognized arguments") and self.prog.endswith("train"):
+            text += "; a recipe comes right after train"
         if text.startswith("the following arguments are required"):
             text = re.sub(r"\b(" + "|".join(VERBS) + r")\.(?=\w)", "--", text)
         text = text.rstrip("; ")
-        print(f"error: {text}; see {self.prog.replace(' [options]', '')} --help", file=sys.stderr)
+        prog = self.prog.replace(" [options]", "") if "selfadapt" in self.prog else "selfadapt"
+        print(f"error: {text}; see {prog} --help", file=sys.stderr)
         sys.exit(2)
 
 
@@ -112,6 +126,13 @@ def _with_recipe(words: list[str]) -> list[str]:
     if empty:
         raise ValueError(f"the recipe {path} is empty")
     return [words[0], "--recipe", str(path), *words[2:]]
+
+
+def _kind(name: str) -> str:
+    """Return in words what the parser calls a type."""
+    if choices := re.fullmatch(r"typing.Literal\[(.+)\]", name):
+        return choices[1].replace("'", "").replace(", ", " or ")
+    return KINDS.get(re.sub(r"<class '(\w+)'>", r"\1", name), name)
 
 
 def _parser() -> Parser:
@@ -190,7 +211,7 @@ def _predict(args: Namespace) -> int:
     images = find_images(args.images)
     bases = plan_outputs(images, args.output, overwrite=args.overwrite)
     method, classes = _method(args)
-    args.output.mkdir(parents=True, exist_ok=True)
+    make_folder(args.output)
     failures, notes = [], dict.fromkeys(method.notes)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
@@ -317,13 +338,17 @@ def _check_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="PNG", help="Write pictures with their labels."
     )
+    parser.add_argument("--overwrite", action="store_true", help="Replace the PNG if it is there.")
 
 
 def _check_data(args: Namespace) -> int:
     classes = args.classes
     if classes is not None and len(classes) == 1:
         classes = classes[0]
-    return run_check(args.dataset, args.root, split=args.split, classes=classes, output=args.output)
+    return run_check(
+        args.dataset, args.root, split=args.split, classes=classes, output=args.output,
+        overwrite=args.overwrite,
+    )  # fmt: skip
 
 
 def _train_arguments(parser: ArgumentParser) -> None:

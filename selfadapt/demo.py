@@ -8,7 +8,6 @@ import base64
 import html
 import io
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image as PILImage
@@ -19,20 +18,17 @@ from torch import Tensor
 
 from selfadapt.adapt import SelfAdapt
 from selfadapt.data import Dataset, open_dataset
-from selfadapt.files import written_whole
+from selfadapt.files import make_folder, written_whole
 from selfadapt.images import colored, load_image, to_pil
 from selfadapt.labels import STREETS_9, class_colors
 from selfadapt.metrics import Score
 from selfadapt.models import open_model
 from selfadapt.result import Result
 from selfadapt.streets import TARGETS
-from selfadapt.views import View
 
 NUM_IMAGES, NUM_PICTURES = 3, 2
 WAYS = ("source", "SaN", "TTA", "self-adaptation")
-VIEWS = [View(scale, flip) for scale in (0.75, 1.0, 1.25, 1.5) for flip in (False, True)]
-SETTINGS: dict[str, Any] = {"alpha": 0.4, "lr": 0.05, "views": VIEWS}
-STEPS = 10
+ALPHA, LR, STEPS = 0.3, 0.05, 10
 GAP = 6
 
 
@@ -42,10 +38,10 @@ def demo(folder: Path, *, overwrite: bool = False) -> Path:
     for path in (report, picture):
         if path.exists() and not overwrite:
             raise FileExistsError(f"{path} would be replaced; choose another folder or --overwrite")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     console = Console()
     model = open_model("streets")
-    methods = [SelfAdapt(model, **SETTINGS, steps=steps) for steps in (0, STEPS)]
+    methods = [SelfAdapt(model, alpha=ALPHA, lr=LR, steps=steps) for steps in (0, STEPS)]
     sections, firsts = [], []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("adapting", total=len(TARGETS) * NUM_IMAGES)

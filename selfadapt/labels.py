@@ -136,7 +136,7 @@ def class_space(classes: int | str | Sequence[str] | ClassSpace) -> ClassSpace:
         if classes not in CLASS_SPACES:
             raise ValueError(
                 f"unknown class space {classes!r};{nearest(classes, CLASS_SPACES)} "
-                f"known: {', '.join(CLASS_SPACES)}; or give a number of classes, or their names"
+                f"known: {', '.join(CLASS_SPACES)}; or give a list of the classes"
             )
         return CLASS_SPACES[classes]
     if isinstance(classes, Sequence):

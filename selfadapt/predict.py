@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image as PILImage
 
-from selfadapt.files import written_whole
+from selfadapt.files import make_folder, written_whole
 from selfadapt.images import Image, colored, load_image, overlay, to_pil
 from selfadapt.labels import class_colors, class_names
 from selfadapt.result import Result
@@ -114,7 +114,7 @@ def write_result(
         "overlay": overlay(load_image(image), painted),
         "confidence": to_pil(result.confidence).convert("L"),
     }
-    base.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(base.parent)
     for kind, path in output_paths(base).items():
         with written_whole(path) as aside:
             pictures[kind].save(aside, format="PNG")

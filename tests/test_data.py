@@ -330,7 +330,7 @@ def test_a_limit_takes_the_first(tmp_path: Path) -> None:
     ("wrong", "message"),
     [
         ({"limit": 0}, "limit must be a whole number, 1 or more, got 0"),
-        ({"scale": 0.0}, "scale must be greater"),
+        ({"scale": 0.0}, "scale must be a number, 0.05 to 20, got 0.0"),
     ],
 )
 def test_settings_are_checked(wrong: dict, message: str) -> None:

@@ -88,7 +88,7 @@ def test_every_class_is_seen_often_enough() -> None:
 
 def test_a_small_render_shows_the_same_scene() -> None:
     for seed in range(4):
-        _, large = render("day", seed)
+        _, large = render("day", seed, 256, 512)
         _, small = render("day", seed, 128, 256)
         assert (large[1::2, 1::2] == small).mean() > 0.95
 
@@ -117,7 +117,7 @@ def test_looks_differ_as_their_names_say(images: dict[str, np.ndarray]) -> None:
 
 def test_haze_takes_the_far_more_than_the_near() -> None:
     street = lay_out(4)
-    image, label = render("haze", 4)
+    image, label = render("haze", 4, 256, 512)
     depth = Band(street, paint(street, 256, 512), slice(None)).depth
     veil = np.abs(image - np.array(LOOKS["haze"].haze_color)).mean(axis=2)
     solid = label != SKY
@@ -190,5 +190,5 @@ def test_an_unknown_look_is_named() -> None:
 
 
 def test_a_tiny_image_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"at least 16x16 pixels, got 8x512"):
+    with pytest.raises(ValueError, match=r"at least 16x16 pixels, got 8x768"):
         render("day", 0, height=8)

@@ -23,6 +23,8 @@ from selfadapt.data.sheet import contact_sheet
 from selfadapt.files import written_whole
 from selfadapt.labels import ClassSpace
 
+UNKNOWN = "not in the table"
+
 
 @dataclass
 class SplitReport:
@@ -80,14 +82,14 @@ class Report:
 
     @property
     def frequencies(self) -> dict[str, float]:
-        """The share of pixels of each class, and of ``ignored``."""
+        """The share of pixels of each class, of ``ignored``, and of ids outside the table."""
         names = [name for split in self.splits for name in split.dataset.space.names]
         shares = dict.fromkeys([*names, "ignored"], 0.0)
         total = sum(split.pixels.total() for split in self.splits)
         for split in self.splits:
             for raw_id, number in split.pixels.items():
-                _, name = split.dataset.table.ids.get(raw_id, ("", None))
-                shares[name or "ignored"] += number / total
+                _, name = split.dataset.table.ids.get(raw_id, ("", UNKNOWN))
+                shares[name or "ignored"] = shares.get(name or "ignored", 0.0) + number / total
         return shares
 
 
@@ -129,6 +131,7 @@ def run_check(
     split: str | None = None,
     classes: str | Sequence[str] | None = None,
     output: Path | None = None,
+    overwrite: bool = False,
 ) -> int:
     """Check a dataset, print what was found, and return 0 if all is well, else 1.
 
@@ -138,11 +141,13 @@ def run_check(
         split: Part of the dataset; None takes all there are.
         classes: Of ``folder``: the classes of the label files.
         output: An image to write, with some pairs to look at.
+        overwrite: Replace the image if it is there.
     """
-    if output is not None and not output.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} to")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+    if output is not None:
+        _check_output(output, overwrite=overwrite)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task(dataset)
         report = check_data(
             dataset,
@@ -153,9 +158,19 @@ def run_check(
         )
     print_report(report)
     if output is not None and any(len(part.dataset) for part in report.splits):
+        sheet = contact_sheet([part.dataset for part in report.splits])
         with written_whole(output) as aside:
-            contact_sheet([part.dataset for part in report.splits]).save(aside, format="PNG")
+            sheet.save(aside, format="PNG")
     return 1 if report.problems else 0
+
+
+def _check_output(path: Path, *, overwrite: bool) -> None:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
+    if path.is_dir():
+        raise IsADirectoryError(f"the pictures go to a PNG file, but {path} is a folder")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} would be replaced; choose another name or say --overwrite")
 
 
 def print_report(report: Report, console: Console | None = None) -> None:

@@ -43,8 +43,7 @@ class DataConfig:
     """Only the first so many pairs are taken; of streets so many scenes are rendered."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale < float("inf"):
-            raise ValueError(f"scale must be greater than 0, got {self.scale}")
+        check_number("scale", self.scale, 0.05, 20)
         if self.limit is not None:
             check_number("limit", self.limit, 1, whole=True)
 

@@ -72,8 +72,8 @@ def open_model(
     """Open a trained network, from a file saved by ``save_model`` or by name or address.
 
     Args:
-        place: A file, or what ``create_model`` takes as its name; ``streets`` for the small network
-            that comes with the package.
+        place: A file, the folder of a training run, or what ``create_model`` takes as its name;
+            ``streets`` for the small network that comes with the package.
         classes: As in ``create_model``. A file of ``save_model`` needs none of these.
         weights: A file with weights of the whole network, where it has none of its own.
         trust: Run the function at ``MODULE:FUNCTION``.
@@ -81,6 +81,8 @@ def open_model(
     name = os.fspath(place)
     if name in SHIPPED:
         name = str(files("selfadapt") / SHIPPED[name])
+    if os.path.isfile(best := os.path.join(name, "best.safetensors")):
+        name = best  # the folder of a training run
     if os.path.isfile(name):
         model = load_model(name)
         given = {"classes": classes, "weights": weights}

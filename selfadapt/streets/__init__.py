@@ -35,7 +35,7 @@ TARGETS = tuple(name for name in LOOKS if name not in (SOURCE, VALIDATION))
 
 
 def render(
-    look: str, seed: int, height: int = 256, width: int = 512
+    look: str, seed: int, height: int = 384, width: int = 768
 ) -> tuple[np.ndarray, np.ndarray]:
     """Render one street.
 

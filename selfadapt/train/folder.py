@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from selfadapt.files import written_whole
+from selfadapt.files import make_folder, written_whole
 from selfadapt.train.recipe import differences
 
 FORMAT = "selfadapt training state 1"
@@ -78,7 +78,7 @@ class RunFolder:
 
         From here on no other process can train in it, until ``close``.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         self._hold = os.open(self.path, os.O_RDONLY)
         try:
             flock(self._hold, LOCK_EX | LOCK_NB)
@@ -110,15 +110,11 @@ class RunFolder:
             metadata={"format": FORMAT, **texts},
         )
         try:
-            with written_whole(self._state) as aside, aside.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            with written_whole(self._state) as aside:
+                aside.write_bytes(content)
         except OSError as error:
             raise OSError(
-                f"the state after step {state.step} could not be written to {self._state} "
-                f"({error.strerror or error}); the one before it is as it was. Make room, then run "
-                "the same command to go on"
+                f"after step {state.step}: {error}. Make room, then run the same command to go on"
             ) from error
 
     def checkpoint(self, epoch: int) -> Path:

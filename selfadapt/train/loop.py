@@ -123,9 +123,10 @@ class Run:
                 self.losses.append(self.trainer.step(x, label, self.lr, self.state.step))
                 self.state.step += 1
                 meter.step()
-                if self.state.step % LOG_EVERY == 0 or self.state.step == self.num_steps:
+                ends = self.state.step % self.order.steps_per_epoch == 0
+                if ends or self.state.step % LOG_EVERY == 0:
                     self._note(meter.images_per_s, progress)
-                if self.state.step % self.order.steps_per_epoch == 0:
+                if ends:
                     self.state.images_per_s.append(meter.images_per_s)
                     self._end_epoch()
                     meter = Meter(self.config.batch)
@@ -180,8 +181,7 @@ class Run:
         return bool(self.fabric.all_reduce(asked, reduce_op="sum"))
 
     def _end_epoch(self) -> None:
-        if self.said:
-            self._say(f"epoch {self.epoch}/{self.config.epochs}: {self.said}")
+        self._say(f"epoch {self.epoch}/{self.config.epochs}: {self.said}")
         config, last = self.config, self.epoch == self.config.epochs
         due = self.epoch >= config.validate_from and self.epoch % config.validate_every == 0
         if last or (due and self.validation is not None):
