@@ -38,12 +38,15 @@ from selfadapt.models.families import adapted_parameters
 from selfadapt.names import nearest
 from selfadapt.norm import find_san
 from selfadapt.predict import find_images, plan_outputs, predict
-from selfadapt.train import TrainConfig, find_recipe, settings, train
+from selfadapt.protocol import EvaluateConfig, evaluate, read_results
+from selfadapt.protocol.summary import print_summary
+from selfadapt.recipes import Kind, find_recipe
+from selfadapt.train import TrainConfig, settings, train
 
 USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
-RECIPE_VERBS = {"train"}
+RECIPE_VERBS: dict[str, Kind] = {"train": "train", "evaluate": "evaluate", "tune": "evaluate"}
 KINDS = {
     "list": "a list such as '[1, 2]'", "tuple": "a pair such as '[1, 2]'", "str": "text",
     "tuple with 2 elements": "a pair such as '[1, 2]'", "int": "a whole number",
@@ -77,8 +80,8 @@ class Parser(ArgumentParser):
             setting, expected, value = wrong.groups()
             kinds = map(_kind, re.findall(r"Expected a (.+?)(?=\.$|\. | - | Given |$)", expected))
             text = f"{setting} must be {' or '.join(dict.fromkeys(kinds))}, got {value}"
-        elif text.startswith("unrecognized arguments") and self.prog.endswith("train"):
-            text += "; a recipe comes right after train"
+        elif text.startswith("unrecognized arguments") and self.prog.endswith(tuple(RECIPE_VERBS)):
+            text += "; a recipe comes right after the verb"
         if text.startswith("the following arguments are required"):
             text = re.sub(r"\b(" + "|".join(VERBS) + r")\.(?=\w)", "--", text)
         text = text.rstrip("; ")
@@ -118,7 +121,7 @@ def _with_recipe(words: list[str]) -> list[str]:
     """Spell the recipe that follows a verb as a flag, which is what a file of settings is."""
     if len(words) < 2 or words[0] not in RECIPE_VERBS or words[1].startswith("-"):
         return words
-    path = find_recipe(words[1])
+    path = find_recipe(words[1], RECIPE_VERBS[words[0]])
     try:
         empty = not path.read_text().strip()
     except UnicodeDecodeError as error:
@@ -369,6 +372,34 @@ def _train(args: Namespace) -> int:
     return 0
 
 
+def _evaluate_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--recipe",
+        action=ActionConfigFile,
+        help="YAML file, or the name of a shipped recipe; the word RECIPE after the verb is short "
+        "for this. Flags that follow change it.",
+    )
+    _output_arguments(parser)
+    parser.add_argument(
+        "--retry", action="store_true", help="Try images again that could not be segmented."
+    )
+    parser.add_class_arguments(EvaluateConfig)
+
+
+def _evaluate(args: Namespace, *, only_tune: bool = False) -> int:
+    config = EvaluateConfig(**{f.name: args[f.name] for f in fields(EvaluateConfig)})
+    folder = evaluate(
+        config, args.output, overwrite=args.overwrite, retry=args.retry, only_tune=only_tune
+    )
+    if int(os.environ.get("RANK", 0)) > 0:
+        return 0
+    return print_summary(read_results(folder), folder, only_tune=only_tune)
+
+
+def _tune(args: Namespace) -> int:
+    return _evaluate(args, only_tune=True)
+
+
 def _demo(args: Namespace) -> int:
     demo(args.output, overwrite=args.overwrite)
     return 0
@@ -393,6 +424,18 @@ VERBS = {
         "selfadapt train streets-quick -o run",
         _train_arguments,
         _train,
+    ),
+    "tune": Verb(
+        "Choose the settings of methods on a validation domain.",
+        "selfadapt tune streets-quick -o run",
+        _evaluate_arguments,
+        _tune,
+    ),
+    "evaluate": Verb(
+        "Tune methods on a validation domain, then score them on target domains.",
+        "selfadapt evaluate streets-quick -o run",
+        _evaluate_arguments,
+        _evaluate,
     ),
     "check-data": Verb(
         "Look through a dataset: missing and broken files, sizes, ids, class frequencies.",

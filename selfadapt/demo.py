@@ -26,7 +26,7 @@ from selfadapt.models import open_model
 from selfadapt.result import Result
 from selfadapt.streets import TARGETS
 
-NUM_IMAGES, NUM_PICTURES = 3, 2
+NUM_IMAGES, NUM_PICTURES = 2, 2
 WAYS = ("source", "SaN", "TTA", "self-adaptation")
 ALPHA, LR, STEPS = 0.3, 0.05, 10
 GAP = 6
@@ -95,8 +95,8 @@ def _panel(image: Tensor, plain: Result, adapted: Result, label: Tensor) -> PILI
 
 
 def _stacked(panels: list[PILImage.Image]) -> PILImage.Image:
-    """Put panels below each other, at half their size."""
-    small = [panel.reduce(2) for panel in panels]
+    """Put panels below each other, at a third of their size."""
+    small = [panel.reduce(3) for panel in panels]
     step = small[0].height + GAP
     picture = PILImage.new("RGB", (small[0].width, len(small) * step - GAP), "white")
     for index, panel in enumerate(small):

@@ -4,12 +4,18 @@ Both are sums over pixels, so they are gathered image by image, exactly and with
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from selfadapt.labels import ClassSpace
 from selfadapt.pseudo import IGNORE
+
+BINS = 30
+"""Bins of confidence; 10 and 15 are made by joining them."""
+UNIT = 2**24
+"""Confidences are summed in whole units of this fraction, as exact as 32-bit numbers are."""
 
 
 def confusion_matrix(label: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
@@ -34,7 +40,7 @@ def confusion_matrix(label: Tensor, predicted: Tensor, num_classes: int) -> Tens
 
 
 def iou(confusion: Tensor) -> Tensor:
-    """Return the intersection over union of each class ``(C,)``; NaN where it does not occur.
+    """Return the intersection over union of each class ``(..., C)``; NaN where it does not occur.
 
     A class occurs when some pixel is labelled with it. The mean IoU of a domain is
     ``iou(confusion).nanmean()`` of the sum of its images' matrices.
@@ -44,42 +50,104 @@ def iou(confusion: Tensor) -> Tensor:
         tensor([0.5000, 0.0000])
     """
     confusion = confusion.double()
-    hit = confusion.diagonal()
-    labelled = confusion.sum(dim=1)
-    union = labelled + confusion.sum(dim=0) - hit
+    hit = confusion.diagonal(dim1=-2, dim2=-1)
+    labelled = confusion.sum(dim=-1)
+    union = labelled + confusion.sum(dim=-2) - hit
     return torch.where(labelled > 0, hit / union, torch.nan).float()
 
 
-def calibration_bins(label: Tensor, probs: Tensor, num_bins: int = 10) -> Tensor:
-    """Sort pixels by confidence; return each bin's count, hits and summed confidence.
+@dataclass(frozen=True)
+class Counts:
+    """What an image adds to the scores of its domain.
+
+    All are whole numbers, so that sums are exact and the same in whatever order they are taken.
+    """
+
+    confusion: Tensor
+    """Pixels by true and predicted class ``(C, C)``."""
+    bins: Tensor
+    """Pixels, hits and confidence in units of 2**-24, by 30 bins of confidence ``(3, 30)``."""
+    gaps: Tensor
+    """Confidence and hits apart, over 10 bins of each true class, in units of 2**-24 ``(C,)``."""
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            self.confusion + other.confusion, self.bins + other.bins, self.gaps + other.gaps
+        )
+
+    @classmethod
+    def zero(cls, num_classes: int) -> "Counts":
+        """Return what no image adds."""
+        shapes = (num_classes, num_classes), (3, BINS), (num_classes,)
+        return cls(*(torch.zeros(shape, dtype=torch.int64) for shape in shapes))
+
+
+def count(label: Tensor, probs: Tensor) -> Counts:
+    """Count an image.
 
     Args:
         label: True classes ``(H, W)``, 255 where a pixel does not count.
-        probs: Class probabilities ``(C, H, W)``.
-        num_bins: Number of bins of equal width between 0 and 1.
-
-    Returns:
-        Sums ``(3, bins)``, float64.
-    """
-    counted = label != IGNORE
-    confidence, predicted = probs.max(dim=0)
-    confidence = confidence[counted].double()
-    hit = (predicted == label)[counted].double()
-    index = (confidence * num_bins).long().clamp(max=num_bins - 1)
-    rows = (torch.ones_like(hit), hit, confidence)
-    return torch.stack([torch.bincount(index, row, minlength=num_bins) for row in rows])
-
-
-def ece(bins: Tensor) -> float:
-    """Return the expected calibration error of bins from ``calibration_bins``, summed over images.
+        probs: Class probabilities ``(C, H, W)``, on the same device.
 
     Example:
         >>> probs = torch.tensor([[0.75, 0.75], [0.25, 0.25]]).reshape(2, 1, 2)
-        >>> ece(calibration_bins(torch.tensor([[0, 1]]), probs))
+        >>> count(torch.tensor([[0, 1]]), probs).confusion
+        tensor([[1, 0],
+                [1, 0]])
+    """
+    num = len(probs)
+    confidence, predicted = probs.max(dim=0)
+    true = label.long().masked_fill(label == IGNORE, num)  # a row of its own, dropped at the end
+    confusion = torch.bincount((true * num + predicted).flatten(), minlength=(num + 1) * num)
+    place = true * BINS + (confidence.double() * BINS).long().clamp(0, BINS - 1)
+    hit = predicted == true
+    both = torch.bincount((place * 2 + hit).flatten(), minlength=(num + 1) * BINS * 2)
+    units = (confidence.double() * UNIT).round().flatten()
+    trust = torch.bincount(place.flatten(), units, minlength=(num + 1) * BINS).long()
+    both = both.reshape(num + 1, BINS, 2)[:num]
+    sums = torch.stack([both.sum(dim=2), both[..., 1], trust.reshape(num + 1, BINS)[:num]])
+    tens = _coarse(sums, 10)
+    gaps = (tens[1] * UNIT - tens[2]).abs().sum(dim=1)
+    confusion = confusion.reshape(num + 1, num)[:num]
+    return Counts(confusion.cpu(), sums.sum(dim=1).cpu(), gaps.cpu())
+
+
+def ece(counts: Counts, num_bins: int = 10) -> float:
+    """Return the expected calibration error over all pixels, with 10, 15 or 30 bins.
+
+    Example:
+        >>> probs = torch.tensor([[0.75, 0.75], [0.25, 0.25]]).reshape(2, 1, 2)
+        >>> ece(count(torch.tensor([[0, 1]]), probs))
         0.25
     """
-    count, hits, confidence = bins
-    return float((hits - confidence).abs().sum() / count.sum().clamp(min=1))
+    pixels, hits, trust = _coarse(counts.bins, num_bins)
+    return float((hits * UNIT - trust).abs().sum()) / UNIT / max(1, int(pixels.sum()))
+
+
+def class_ece(counts: Counts) -> float:
+    """Return the calibration error as the paper has it: the mean over the true classes.
+
+    Of each class it is the mean over its pixels of the error in their image; it has 10 bins.
+    """
+    pixels = counts.confusion.sum(dim=1)
+    there = pixels > 0
+    return float((counts.gaps[there].double() / UNIT / pixels[there]).mean())
+
+
+def pixel_accuracy(confusion: Tensor) -> float:
+    """Return the share of pixels that are right."""
+    return int(confusion.diagonal().sum()) / max(1, int(confusion.sum()))
+
+
+def reliability(counts: Counts, num_bins: int = 10) -> Tensor:
+    """Return pixels, accuracy and mean confidence of each bin ``(3, bins)``; NaN where empty."""
+    pixels, hits, trust = _coarse(counts.bins, num_bins).double()
+    return torch.stack([pixels, hits / pixels, trust / UNIT / pixels])
+
+
+def _coarse(bins: Tensor, num_bins: int) -> Tensor:
+    """Join neighbouring bins of the last dimension."""
+    return bins.unflatten(-1, (num_bins, -1)).sum(dim=-1)
 
 
 def in_space(probs: Tensor, classes: Sequence[str], space: ClassSpace) -> Tensor:
@@ -103,25 +171,23 @@ def in_space(probs: Tensor, classes: Sequence[str], space: ClassSpace) -> Tensor
 class Score:
     """Accuracy and calibration over the images of a domain, added one by one."""
 
-    def __init__(self, num_classes: int, num_bins: int = 10) -> None:
-        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
-        self.bins = torch.zeros(3, num_bins, dtype=torch.float64)
+    def __init__(self, num_classes: int) -> None:
+        self.counts = Counts.zero(num_classes)
         self.image_iou: list[float] = []
         """Mean IoU of each image over the classes in its label."""
 
     def add(self, label: Tensor, probs: Tensor) -> None:
         """Count an image with labels ``(H, W)`` and probabilities ``(C, H, W)``."""
-        confusion = confusion_matrix(label, probs.argmax(dim=0), len(self.confusion)).cpu()
-        self.confusion += confusion
-        self.bins += calibration_bins(label, probs, self.bins.shape[1]).cpu()
-        self.image_iou.append(float(iou(confusion).nanmean()))
+        counts = count(label, probs)
+        self.counts += counts
+        self.image_iou.append(float(iou(counts.confusion).nanmean()))
 
     @property
     def mean_iou(self) -> float:
         """Mean over the classes that occur in the domain, from one confusion matrix."""
-        return float(iou(self.confusion).nanmean())
+        return float(iou(self.counts.confusion).nanmean())
 
     @property
     def ece(self) -> float:
         """Expected calibration error over all pixels."""
-        return ece(self.bins)
+        return ece(self.counts)

@@ -38,6 +38,22 @@ class View:
     def __str__(self) -> str:
         return f"{self.scale:g}{' flipped' * self.flip}{' gray' * self.gray}"
 
+    @classmethod
+    def parse(cls, text: str) -> "View":
+        """Return the view that is written like this.
+
+        Example:
+            >>> View.parse("0.5 flipped gray")
+            View(scale=0.5, flip=True, gray=True)
+        """
+        try:
+            scale, *words = str(text).split()
+            if set(words) <= {"flipped", "gray"}:
+                return cls(float(scale), "flipped" in words, "gray" in words)
+        except ValueError:
+            pass
+        raise ValueError(f"a view is written like '0.5' or '0.5 flipped gray', got {text!r}")
+
     def size(self, size: Size) -> Size:
         """Return height and width of this view of an image of the given size."""
         return max(1, round(size[0] * self.scale)), max(1, round(size[1] * self.scale))

@@ -9,14 +9,14 @@ import selfadapt
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
     {"names", "checks", "files", "extras", "pseudo", "views", "result"},
-    {"labels"},
+    {"labels", "recipes"},
     {"norm", "dropout", "images", "metrics", "streets"},
     {"models", "data"},
     {"episode"},
     {"method"},
     {"adapt", "baselines", "entropy"},
     {"methods"},
-    {"predict", "demo", "train"},
+    {"predict", "demo", "train", "protocol"},
     {"cli"},
 ]
 

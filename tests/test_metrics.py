@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from selfadapt.labels import ClassSpace
-from selfadapt.metrics import Score, calibration_bins, confusion_matrix, ece, in_space, iou
+from selfadapt.metrics import Score, confusion_matrix, count, ece, in_space, iou, reliability
 
 
 def naive_iou(label: Tensor, predicted: Tensor, c: int) -> float:
@@ -48,7 +48,7 @@ def test_iou_is_the_slow_one(pair: tuple[Tensor, Tensor]) -> None:
 
 @pytest.mark.parametrize("num_bins", [10, 15])
 def test_ece_is_the_slow_one(pair: tuple[Tensor, Tensor], num_bins: int) -> None:
-    assert ece(calibration_bins(*pair, num_bins)) == pytest.approx(naive_ece(*pair, num_bins))
+    assert ece(count(*pair), num_bins) == pytest.approx(naive_ece(*pair, num_bins))
 
 
 def test_iou_is_of_the_domain_not_the_mean_of_images() -> None:
@@ -61,11 +61,11 @@ def test_one_pixel_and_no_pixel() -> None:
     assert iou(confusion_matrix(torch.tensor([[1]]), torch.tensor([[1]]), 2))[1] == 1
     nothing = torch.tensor([[255]])
     assert torch.isnan(iou(confusion_matrix(nothing, torch.tensor([[1]]), 2))).all()
-    assert ece(calibration_bins(nothing, torch.ones(1, 1, 1))) == 0
+    assert ece(count(nothing, torch.ones(1, 1, 1))) == 0
 
 
 def test_a_sure_pixel_falls_into_the_last_bin() -> None:
-    bins = calibration_bins(torch.tensor([[0]]), torch.tensor([[[1.0]], [[0.0]]]))
+    bins = reliability(count(torch.tensor([[0]]), torch.tensor([[[1.0]], [[0.0]]])))
     assert bins[0].tolist() == [0] * 9 + [1]
 
 

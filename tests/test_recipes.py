@@ -15,10 +15,10 @@ from selfadapt import MODELS
 from selfadapt.cli import VERBS, _parser, _with_recipe
 from selfadapt.data import DATASETS, DataConfig
 from selfadapt.labels import class_space
-from selfadapt.train import AugmentConfig, MachineConfig, ModelConfig, TrainConfig, find_recipe
-from selfadapt.train.recipe import RECIPES, differences
+from selfadapt.recipes import differences, find_recipe, shipped_recipes
+from selfadapt.train import AugmentConfig, MachineConfig, ModelConfig, TrainConfig
 
-SHIPPED = sorted(Path(str(file)) for file in RECIPES.iterdir() if file.name.endswith(".yaml"))
+SHIPPED = list(shipped_recipes("train").values())
 MODEL = ModelConfig(name="deeplabv1_resnet50")
 GTA = DataConfig(dataset="gta", root="gta")
 
@@ -219,10 +219,10 @@ def test_any_other_domain_is_a_validation_domain(
 
 
 def test_a_recipe_is_found_by_name_or_path(tmp_path: Path) -> None:
-    assert find_recipe("gta-deeplabv1_resnet50") in SHIPPED
+    assert find_recipe("gta-deeplabv1_resnet50", "train") in SHIPPED
     path = tmp_path / "own.yaml"
     path.write_text("")
-    assert find_recipe(str(path)) == path
+    assert find_recipe(str(path), "train") == path
 
 
 VALUES: dict[str, tuple[dict[str, Any], str]] = {

@@ -14,8 +14,9 @@ from selfadapt.data import open_dataset
 from selfadapt.images import load_image
 from selfadapt.labels import STREETS_9
 from selfadapt.metrics import Score
+from selfadapt.recipes import find_recipe
 from selfadapt.streets import TARGETS
-from selfadapt.train import MachineConfig, TrainConfig, find_recipe
+from selfadapt.train import MachineConfig, TrainConfig
 from selfadapt.train.fabric import make_fabric
 from selfadapt.train.folder import RunFolder
 from selfadapt.train.loop import Run
@@ -56,7 +57,7 @@ def test_its_recipe_gives_the_recorded_curve(tmp_path: Path) -> None:
     recorded = next(csv.DictReader((WEIGHTS / "streets.csv").read_text().splitlines()))
     parser = ArgumentParser()
     parser.add_class_arguments(TrainConfig)
-    content = parser.instantiate(parser.parse_path(str(find_recipe("streets"))))
+    content = parser.instantiate(parser.parse_path(str(find_recipe("streets", "train"))))
     machine = MachineConfig(accelerator="cpu", workers=0, measure=False)
     config = replace(TrainConfig(**vars(content)), machine=machine)
     source = config.source.open(config.model.space)

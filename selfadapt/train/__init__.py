@@ -2,14 +2,13 @@
 
 from selfadapt.train.augment import AugmentConfig
 from selfadapt.train.loop import train
-from selfadapt.train.recipe import MachineConfig, ModelConfig, TrainConfig, find_recipe, settings
+from selfadapt.train.recipe import MachineConfig, ModelConfig, TrainConfig, settings
 
 __all__ = [
     "AugmentConfig",
     "MachineConfig",
     "ModelConfig",
     "TrainConfig",
-    "find_recipe",
     "settings",
     "train",
 ]

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from selfadapt.files import make_folder, written_whole
-from selfadapt.train.recipe import differences
+from selfadapt.recipes import differences
 
 FORMAT = "selfadapt training state 1"
 WRITTEN = (

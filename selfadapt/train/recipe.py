@@ -4,23 +4,20 @@ Every field here is a key of the recipe and a flag of ``selfadapt train``.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from selfadapt.checks import check_number
-from selfadapt.data import DATASETS, DataConfig
+from selfadapt.data import DataConfig
+from selfadapt.data.domains import check_target, overlap, spelled
 from selfadapt.labels import ClassSpace, class_space
 from selfadapt.models.address import is_foreign
 from selfadapt.models.create import create_model
-from selfadapt.names import nearest
 from selfadapt.norm import check_alpha
 from selfadapt.train.augment import AugmentConfig
 
 PAPER_TARGETS = ("cityscapes", "bdd", "idd", "mapillary", "acdc")
-RECIPES = files("selfadapt") / "recipes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +156,7 @@ class TrainConfig:
                 f"norm {self.model.norm!r}; leave them out"
             )
         for name in self.targets:
-            _check_target(name)
+            check_target(name)
         if self.source.scale != 1:
             raise ValueError(
                 "source has crops of many sizes, see augment.scale; its scale must be 1, "
@@ -167,14 +164,14 @@ class TrainConfig:
             )
         if self.validation is not None and (target := self._target_of(self.validation)):
             raise ValueError(
-                f"validation is {_spelled(self.validation)}, but {target!r} is a target domain; "
+                f"validation is {spelled(self.validation)}, but {target!r} is a target domain; "
                 "checkpoint and alpha are chosen on another domain only. Give another validation, "
                 "or say in targets which domains will be reported on"
             )
 
     def _target_of(self, data: DataConfig) -> str | None:
         """Return the target domain that ``data`` is of."""
-        return next((target for target in self.targets if _overlap(target, data)), None)
+        return next((target for target in self.targets if overlap(target, data)), None)
 
     def runs(self, folder: Path) -> list[tuple["TrainConfig", Path]]:
         """Return the runs of this recipe and their folders, one for each seed."""
@@ -192,23 +189,6 @@ class TrainConfig:
         return content
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return in words where two recipes differ.
-
-    Example:
-        >>> differences({"lr": 0.1, "a": {"b": 1}}, {"lr": 0.2, "a": {"b": 1}})
-        ['lr: 0.1 -> 0.2']
-    """
-    found = []
-    for key in {**old, **new}:
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, f"{prefix}{key}.")
-        elif before != after:
-            found.append(f"{prefix}{key}: {before} -> {after}")
-    return found
-
-
 def settings() -> list[str]:
     """Return the names of all settings of a recipe, those of its parts as PART.NAME."""
     parts = {
@@ -217,55 +197,3 @@ def settings() -> list[str]:
     }  # fmt: skip
     inner = [f"{part}.{f.name}" for part, kind in parts.items() for f in fields(kind)]
     return [f.name for f in fields(TrainConfig)] + inner
-
-
-def find_recipe(name: str) -> Path:
-    """Return the file of a recipe, by its path or by the name of one in the package."""
-    path = Path(name)
-    if path.is_file():
-        return path
-    shipped = {Path(str(file)).stem: Path(str(file)) for file in _shipped()}
-    if path.suffix == "" and name in shipped:
-        return shipped[name]
-    raise FileNotFoundError(
-        f"there is no recipe {name};{nearest(name, shipped)} give a YAML file, or one of "
-        f"{', '.join(sorted(shipped))}"
-    )
-
-
-def _shipped() -> list[Any]:
-    return [file for file in RECIPES.iterdir() if file.name.endswith(".yaml")]
-
-
-def _overlap(target: str, data: DataConfig) -> bool:
-    """Say whether a target domain and ``data`` have images in common."""
-    if data.root and _same_folder(target, data.root):
-        return True
-    dataset, _, split = target.partition("/")
-    families = {dataset, dataset.partition("-")[0]}  # acdc-fog is of acdc, as acdc-night is
-    if data.dataset not in families and dataset != data.dataset.partition("-")[0]:
-        return False
-    if not split or dataset not in DATASETS:
-        return dataset != "folder"
-    folders = DATASETS[dataset].splits
-    one, other = folders.get(split, split), folders.get(data.split, data.split)
-    return one == other or "" in (one, other)
-
-
-def _check_target(target: str) -> None:
-    """Refuse a target domain that can be none: a misspelled one would protect nothing."""
-    known = target.partition("/")[0] in DATASETS and target != "folder"
-    if not (known or target.startswith(("/", "~", ".")) or Path(target).is_dir()):
-        raise ValueError(
-            f"a target must be DATASET, DATASET/SPLIT or a folder, got {target!r};"
-            f"{nearest(target, DATASETS)} known: {', '.join(DATASETS)}"
-        )
-
-
-def _same_folder(target: str, root: str) -> bool:
-    one, other = (Path(path).expanduser().resolve() for path in (target, root))
-    return one == other
-
-
-def _spelled(data: DataConfig) -> str:
-    return f"{data.dataset}/{data.split}" + (f" in {data.root}" if data.root else "")

@@ -1,0 +1,42 @@
+"""Domains by name, and whether two of them are the same."""
+
+from pathlib import Path
+
+from selfadapt.data.catalog import DATASETS
+from selfadapt.data.datasets import DataConfig
+from selfadapt.names import nearest
+
+
+def overlap(target: str, data: DataConfig) -> bool:
+    """Say whether a target domain and ``data`` have images in common."""
+    if data.root and _same_folder(target, data.root):
+        return True
+    dataset, _, split = target.partition("/")
+    families = {dataset, dataset.partition("-")[0]}  # acdc-fog is of acdc, as acdc-night is
+    if data.dataset not in families and dataset != data.dataset.partition("-")[0]:
+        return False
+    if not split or dataset not in DATASETS:
+        return dataset != "folder"
+    folders = DATASETS[dataset].splits
+    one, other = folders.get(split, split), folders.get(data.split, data.split)
+    return one == other or "" in (one, other)
+
+
+def check_target(target: str) -> None:
+    """Refuse a target domain that can be none: a misspelled one would protect nothing."""
+    known = target.partition("/")[0] in DATASETS and target != "folder"
+    if not (known or target.startswith(("/", "~", ".")) or Path(target).is_dir()):
+        raise ValueError(
+            f"a target must be DATASET, DATASET/SPLIT or a folder, got {target!r};"
+            f"{nearest(target, DATASETS)} known: {', '.join(DATASETS)}"
+        )
+
+
+def _same_folder(target: str, root: str) -> bool:
+    one, other = (Path(path).expanduser().resolve() for path in (target, root))
+    return one == other
+
+
+def spelled(data: DataConfig) -> str:
+    """Return what a domain is called: dataset and split, and the folder it lies in."""
+    return f"{data.dataset}/{data.split}" + (f" in {data.root}" if data.root else "")

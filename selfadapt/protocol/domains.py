@@ -1,0 +1,68 @@
+"""The domains of an evaluation, opened, and looked through for images they share."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+from selfadapt.data import Dataset, Pair
+from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A domain and its images."""
+
+    config: DomainConfig
+    data: Dataset
+
+    @property
+    def label(self) -> str:
+        """What the domain is called."""
+        return self.config.label
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its images, in order."""
+        return [pair.name for pair in self.data.pairs]
+
+    def fingerprint(self) -> str:
+        """Return a short text that changes with the images, or with what their labels mean."""
+        content = self.names, sorted(self.data.table.ids.items()), self.config.scale
+        return f"{len(self.data)} images, {crc32(repr(content).encode()):08x}"
+
+
+def open_domains(config: EvaluateConfig) -> list[Domain]:
+    """Open the validation domain and the targets, and refuse images that are in two of them."""
+    domains = [Domain(one, one.open(config.space)) for one in config.domains]
+    _check_shared(domains)
+    return domains
+
+
+def _check_shared(domains: Sequence[Domain]) -> None:
+    """Compare images by their content, those of one size only: a copy is as good as the image."""
+    by_size: dict[int, list[tuple[Domain, Pair]]] = defaultdict(list)
+    for domain in domains:
+        for pair in domain.data.pairs:
+            if domain.config.dataset != "streets":
+                by_size[_size(pair.image)].append((domain, pair))
+    for size, found in by_size.items():
+        if size < 1 or len({domain.label for domain, _ in found}) < 2:
+            continue
+        seen: dict[int, tuple[Domain, Pair]] = {}
+        for domain, pair in found:
+            content = crc32(pair.image.read_bytes())
+            other, same = seen.setdefault(content, (domain, pair))
+            if other is not domain and same.image.read_bytes() == pair.image.read_bytes():
+                raise ValueError(
+                    f"{pair.image} of {domain.label} is the same image as {same.image} of "
+                    f"{other.label}; no image may be in two domains of a protocol"
+                )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # it is reported when it is read
+        return -1

@@ -1,0 +1,272 @@
+"""Evaluate by the protocol: tune on the validation domain, freeze, then segment every target once.
+
+    tune      settings by mean IoU on the validation domain                tune.py
+    measure   one row for each image and trial, as it goes                 journal.py
+    tables    the rows added up                                            tables.py
+    pictures  some images before and after                                 pictures.py
+
+Processes that torchrun starts share the images by number and meet in the journal: each reads there
+what the others have done. So it does not matter how many they are, nor how often they are started.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from selfadapt.data import Sample
+from selfadapt.images import enlarged, load_image
+from selfadapt.methods import Segments
+from selfadapt.metrics import Counts, count, in_space, iou
+from selfadapt.protocol.domains import Domain, open_domains
+from selfadapt.protocol.folder import RunFolder
+from selfadapt.protocol.journal import Journal, Key
+from selfadapt.protocol.pictures import draw_pictures
+from selfadapt.protocol.recipe import EvaluateConfig, MethodConfig
+from selfadapt.protocol.results import read_results
+from selfadapt.protocol.rows import counts_of, row_of
+from selfadapt.protocol.tables import write_tables
+from selfadapt.protocol.trials import Trial, fingerprint, open_network, sweeps_of, trial_of
+from selfadapt.protocol.tune import Choice, choose
+
+POLL = 0.5
+"""Seconds between two looks at what the other processes have done."""
+
+
+def evaluate(
+    config: EvaluateConfig,
+    folder: str | Path,
+    *,
+    overwrite: bool = False,
+    retry: bool = False,
+    only_tune: bool = False,
+) -> Path:
+    """Evaluate, or go on with an evaluation that was stopped.
+
+    Args:
+        config: The recipe.
+        folder: Where the run is written. A run of the same recipe and networks that is there goes
+            on; rows that are there are not done again.
+        overwrite: Start anew, in the place of a run that is there.
+        retry: Try images again that could not be read.
+        only_tune: Choose settings on the validation domain, and do not touch a target.
+
+    Returns:
+        The folder.
+    """
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    device = _device(config.device)
+    domains = open_domains(config)
+    models: dict[str, Any] = {
+        name: open_network(network).to(device) for name, network in config.networks.items()
+    }
+    place = RunFolder(Path(folder), rank, world)
+    prints = {name: fingerprint(model) for name, model in models.items()}
+    kinds = {name: model.spec.name for name, model in models.items()}
+    place.open(config, prints, kinds, domains, device, overwrite=overwrite)
+    with closing(Journal(place.rows, rank)) as journal:
+        if retry:
+            if world > 1:
+                raise ValueError("several processes cannot retry together: start one with --retry")
+            journal.forget_errors()
+        run = Evaluation(config, domains, models, journal, rank, world)
+        choices = run.tune()
+        if rank == 0:
+            place.write_choices(choices)
+        if only_tune:
+            return place.path
+        run.measure_all(choices)
+        if rank == 0:
+            results = read_results(place.path)
+            write_tables(place.path, results)
+            draw_pictures(place.path, results, run)
+    return place.path
+
+
+class Evaluation:
+    """One evaluation, in one of the processes that share it."""
+
+    def __init__(
+        self,
+        config: EvaluateConfig,
+        domains: Sequence[Domain],
+        models: dict[str, Any],
+        journal: Journal,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.config, self.domains, self.models = config, domains, models
+        self.journal, self.rank, self.world = journal, rank, world
+        self._methods: dict[str, Segments] = {}
+
+    def tune(self) -> dict[str, Choice]:
+        """Choose the settings of every method; return what was tried and chosen, by label."""
+        choices: dict[str, Choice] = {}
+        for method in self.config.methods:
+
+            def score(candidates: Sequence[dict[str, Any]], of: MethodConfig = method) -> list:
+                return self._validated(of, candidates)
+
+            shared = choices[method.same_as].chosen if method.same_as else {}
+            known = trial_of(self.config, method).settings
+            choices[method.name] = choose(
+                method, score, {name: value for name, value in shared.items() if name in known}
+            )
+        return choices
+
+    def measure_all(self, choices: dict[str, Choice]) -> None:
+        """Segment all domains with the chosen settings, and with those of the sweeps."""
+        trials: dict[str, Trial] = {}
+        for method in self.config.methods:
+            chosen = choices[method.name].chosen
+            own = [trial_of(self.config, method, **chosen)]
+            for trial in [*own, *sweeps_of(self.config, method, chosen).values()]:
+                trials[trial.key] = trial
+        for domain in self.domains:
+            self.measure(domain, list(trials.values()), domain.label)
+
+    def measure(self, domain: Domain, trials: Sequence[Trial], said: str) -> None:
+        """Make sure that there is a row for every image of a domain and every trial."""
+        numbers = range(self.rank, len(domain.data), self.world)
+        missing = {n: [t for t in trials if not self._done(domain, n, t)] for n in numbers}
+        missing = {number: left for number, left in missing.items() if left}
+        total = sum(len(left) for left in missing.values())
+        running = Counts.zero(len(domain.data.space.names))
+        with _progress(shown=self.rank == 0 and total > 0) as progress:
+            task = progress.add_task(said, total=total, mean_iou="")
+            for number, sample in _read(domain, list(missing)):
+                for trial in missing[number]:
+                    row = self._row(domain, number, sample, trial)
+                    self.journal.write(row)
+                    if trial is trials[-1] and "error" not in row:
+                        running += counts_of(row)
+                        shown = f"mIoU {100 * float(iou(running.confusion).nanmean()):.1f}"
+                        progress.update(task, mean_iou=shown)
+                    progress.advance(task)
+            self._wait(domain, trials, progress)
+
+    def predict(self, domain: Domain, sample: Sample, trial: Trial) -> tuple[Tensor, Any]:
+        """Return the probabilities of a sample in the classes to score, and the method's result."""
+        method = self._method(trial)
+        result = method(load_image(enlarged(sample.image, domain.config.scale)))
+        size = sample.label.shape
+        probs = result.probs
+        if probs.shape[-2:] != size:
+            probs = F.interpolate(probs[None], size, mode="bilinear", align_corners=False)[0]
+        classes = self.models[trial.networks[0]].spec.classes
+        return in_space(probs, classes, domain.data.space), result
+
+    def _row(
+        self, domain: Domain, number: int, sample: Sample | Exception, trial: Trial
+    ) -> dict[str, Any]:
+        key = Key(domain.label, domain.names[number], trial.key)
+        if isinstance(sample, Exception):
+            return self._failed(key, str(sample))
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            probs, result = self.predict(domain, sample, trial)
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, RuntimeError, TypeError, LookupError, AssertionError) as error:
+            return self._failed(key, f"{trial.method} failed: {type(error).__name__}: {error}")
+        megabytes = torch.cuda.max_memory_allocated() / 2**20 if cuda else None
+        counts = count(torch.from_numpy(sample.label).to(probs.device), probs)
+        return row_of(key, counts, result, megabytes)
+
+    def _failed(self, key: Key, reason: str) -> dict[str, Any]:
+        if self.config.unreadable == "stop":
+            raise ValueError(f"{key.domain}, {key.image}: {reason}; what was done before is kept")
+        return {**key._asdict(), "error": reason}
+
+    def _method(self, trial: Trial) -> Segments:
+        if trial.key not in self._methods:
+            self._methods[trial.key] = trial.build(self.models)
+        return self._methods[trial.key]
+
+    def _done(self, domain: Domain, number: int, trial: Trial) -> bool:
+        return Key(domain.label, domain.names[number], trial.key) in self.journal.done
+
+    def _wait(self, domain: Domain, trials: Sequence[Trial], progress: Progress) -> None:
+        """Wait until the other processes have done their share."""
+        while self.world > 1:
+            self.journal.refresh()
+            numbers = range(len(domain.data))
+            if all(self._done(domain, number, trial) for number in numbers for trial in trials):
+                return
+            progress.update(progress.task_ids[-1], mean_iou="waiting for the other processes")
+            time.sleep(POLL)
+
+    def _validated(self, method: MethodConfig, settings: Sequence[dict[str, Any]]) -> list[float]:
+        """Return the mean IoU of a method on the validation domain, with each of some settings."""
+        domain = self.domains[0]
+        trials = [trial_of(self.config, method, **one) for one in settings]
+        self.measure(domain, trials, f"tuning {method.name}")
+        totals = {trial.key: Counts.zero(len(domain.data.space.names)) for trial in trials}
+        rows = self.journal.rows(lambda key: key.domain == domain.label and key.trial in totals)
+        for key, row in rows.items():
+            if "error" not in row:
+                totals[key.trial] += counts_of(row)
+        scores = [float(iou(totals[trial.key].confusion).nanmean()) for trial in trials]
+        if any(score != score for score in scores):
+            reasons = {row["error"] for row in rows.values() if "error" in row}
+            raise ValueError(
+                f"{method.name} has nothing to choose by: no image of {domain.label} could be "
+                f"scored{f' ({sorted(reasons)[0]})' if reasons else ''}"
+            )
+        return scores
+
+
+def _read(domain: Domain, numbers: Sequence[int]) -> Iterator[tuple[int, Sample | Exception]]:
+    """Yield samples, reading the next while one is dealt with."""
+
+    def read(number: int) -> Sample | Exception:
+        try:
+            return domain.data[number]
+        except (ValueError, OSError) as error:
+            return error
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        ahead = pool.submit(read, numbers[0]) if numbers else None
+        for place, number in enumerate(numbers):
+            assert ahead is not None
+            sample = ahead.result()
+            if place + 1 < len(numbers):
+                ahead = pool.submit(read, numbers[place + 1])
+            yield number, sample
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _progress(*, shown: bool) -> Progress:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[mean_iou]}"), TimeRemainingColumn(),
+    )  # fmt: skip
+    return Progress(*columns, console=Console(stderr=True), disable=not shown)
+
+
+def _device(name: str) -> torch.device:
+    """Return the device of this process."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        device = torch.zeros(1, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"there is no device {name!r} here, use --device cpu") from error
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,143 @@
+"""The folder of an evaluation.
+
+record.json   what is evaluated: the recipe, fingerprints of networks and images, the machine
+rows/         the journal, a file for each process
+chosen.json   what was tried on the validation domain, and what was chosen
+tables/       the rows added up, as CSV files
+pictures/     images before and after
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfadapt.files import make_folder, written_whole
+from selfadapt.protocol.domains import Domain
+from selfadapt.protocol.recipe import EvaluateConfig
+from selfadapt.protocol.tune import Choice
+from selfadapt.recipes import differences
+
+FORMAT = "selfadapt evaluation 1"
+WRITTEN = ("record.json", "rows", "chosen.json", "tables", "pictures")
+PATIENCE = 60.0
+"""Seconds to wait for the first process to make the folder."""
+
+
+class RunFolder:
+    """Where an evaluation is written."""
+
+    def __init__(self, path: Path, rank: int = 0, world: int = 1) -> None:
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(f"an evaluation needs a folder, but {path} is a file")
+        self.path, self.rank, self.world = path, rank, world
+        self.rows = path / "rows"
+
+    def open(
+        self,
+        config: EvaluateConfig,
+        networks: Mapping[str, str],
+        architectures: Mapping[str, str],
+        domains: Sequence[Domain],
+        device: torch.device,
+        *,
+        overwrite: bool,
+    ) -> None:
+        """Make the folder, or make sure that the run in it is of this recipe and these networks."""
+        identity = {
+            "recipe": config.identity(),
+            "networks": dict(networks),
+            "images": {domain.label: domain.fingerprint() for domain in domains},
+        }
+        if overwrite:
+            self._clear()
+        if self.rank == 0 and not (self.path / "record.json").exists():
+            self._create(config, identity, architectures, device)
+        record = self._record()
+        if changed := differences(record["identity"], identity):
+            raise ValueError(
+                f"{self.path} holds an evaluation that differs ({'; '.join(changed[:5])}); give "
+                "another folder, or use --overwrite to start anew"
+            )
+
+    def write_choices(self, choices: Mapping[str, Choice]) -> None:
+        """Write down what was tried and chosen."""
+        content = {label: asdict(choice) for label, choice in choices.items()}
+        self._write_json("chosen.json", content)
+
+    def _create(
+        self,
+        config: EvaluateConfig,
+        identity: Any,
+        architectures: Mapping[str, str],
+        device: torch.device,
+    ) -> None:
+        if self._others():
+            raise FileExistsError(
+                f"{self.path} holds other files and no evaluation; give an empty or new folder"
+            )
+        make_folder(self.path)
+        make_folder(self.rows)
+        cuda = device.type == "cuda"
+        self._write_json(
+            "record.json",
+            {
+                "format": FORMAT,
+                "identity": identity,
+                "recipe": asdict(config),
+                "classes": config.space.names,
+                "architectures": dict(architectures),
+                "torch": torch.__version__,
+                "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+            },
+        )
+
+    def _record(self) -> dict[str, Any]:
+        start = time.monotonic()
+        while not (self.path / "record.json").exists():
+            if time.monotonic() - start > PATIENCE:
+                raise ValueError(f"the first process has not made {self.path}: is it on a disk "
+                                 "that all processes see?")  # fmt: skip
+            time.sleep(0.1)
+        return read_record(self.path)
+
+    def _clear(self) -> None:
+        """Remove the run that is here."""
+        if self.world > 1:
+            raise ValueError(f"several processes cannot start anew: remove {self.path} first")
+        if self._others() and not (self.path / "record.json").exists():
+            return  # not a run of ours: that is refused
+        for name in WRITTEN:
+            path = self.path / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _others(self) -> bool:
+        """Say whether the folder holds files that are not of an evaluation."""
+        names = (path.name for path in self.path.iterdir()) if self.path.is_dir() else ()
+        return any(name[0] != "." and name not in WRITTEN for name in names)
+
+    def _write_json(self, name: str, content: object) -> None:
+        with written_whole(self.path / name) as aside:
+            aside.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read what a run is of."""
+    path = folder / "record.json"
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no evaluation in {folder}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); use --overwrite to start anew") from error
+    if record.get("format") != FORMAT:
+        raise ValueError(f"{path} must be of the format {FORMAT!r}, got {record.get('format')!r}")
+    return record

@@ -1,0 +1,142 @@
+"""The journal of a run: one line for each image and method, which outlives any end of a process.
+
+Every process appends to a file of its own, each line in one write: what is written stays, whoever
+is killed when. A line is its checksum and a JSON object. A last line without its end was being
+written when a process was killed; it does not count, and its image is done again.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+Row = dict[str, Any]
+SYNC_EVERY = 5.0
+"""Seconds between two moments at which rows are known to be on the disk, should the power fail."""
+
+
+class Key(NamedTuple):
+    """What a row is about."""
+
+    domain: str
+    image: str
+    trial: str
+
+
+class Journal:
+    """What all processes of a run have done, and the file that this one appends to.
+
+    Args:
+        folder: Where the files of all processes are.
+        rank: The number of this process.
+    """
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        self.folder = folder
+        self.done: dict[Key, bool] = {}
+        """The rows that are there: whether the image was segmented, or why not is written there."""
+        self._read: dict[Path, int] = {}
+        own = folder / f"{rank:04}.jsonl"
+        self._file = os.open(own, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            flock(self._file, LOCK_EX | LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"another process writes to {own}; wait for it, or give another folder"
+            ) from error
+        _drop_torn_line(own)
+        self._synced = time.monotonic()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in what all processes have done since the last time."""
+        for path in sorted(self.folder.glob("*.jsonl")):
+            start = self._read.get(path, 0)
+            for row, end in _rows(path, start):
+                self._note(row)
+                self._read[path] = end
+
+    def write(self, row: Row) -> None:
+        """Append a row."""
+        text = json.dumps(row, separators=(",", ":"))
+        line = f"{crc32(text.encode()):08x} {text}\n".encode()
+        try:
+            written = os.write(self._file, line)
+            if written < len(line):  # the disk filled up in the middle: the line is torn
+                os.write(self._file, line[written:])
+        except OSError as error:
+            raise OSError(
+                f"a row could not be written to {self.folder} ({error.strerror}); the rows before "
+                "it are kept. Make room, then run the same command to go on"
+            ) from error
+        self._note(row)
+        if time.monotonic() - self._synced > SYNC_EVERY:
+            self.sync()
+
+    def rows(self, wanted: Callable[[Key], bool]) -> dict[Key, Row]:
+        """Return rows from the files."""
+        return read_rows(self.folder, wanted)
+
+    def forget_errors(self) -> None:
+        """Take failures as not done, so that they are tried again."""
+        self.done = {key: good for key, good in self.done.items() if good}
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk."""
+        os.fsync(self._file)
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Write out all rows and let go of the file."""
+        self.sync()
+        os.close(self._file)
+
+    def _note(self, row: Row) -> None:
+        key = key_of(row)
+        self.done[key] = self.done.get(key, False) or "error" not in row
+
+
+def key_of(row: Row) -> Key:
+    """Return what a row is about."""
+    return Key(row["domain"], row["image"], row["trial"])
+
+
+def read_rows(folder: Path, wanted: Callable[[Key], bool] = lambda key: True) -> dict[Key, Row]:
+    """Return the rows of a run, without touching its files; one that failed gives way to another.
+
+    Each key is there once, however often its line is.
+    """
+    found: dict[Key, Row] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for row, _ in _rows(path, 0):
+            key = key_of(row)
+            if wanted(key) and ("error" in found.get(key, {"error": ""})):
+                found[key] = row
+    return found
+
+
+def _rows(path: Path, start: int) -> Iterator[tuple[Row, int]]:
+    """Yield the whole rows of a file from a byte on, and where each ends."""
+    with path.open("rb") as file:
+        file.seek(start)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            checksum, _, text = line.rstrip(b"\n").partition(b" ")
+            if f"{crc32(text):08x}".encode() != checksum:
+                raise ValueError(
+                    f"a row in {path}, from byte {start} on, is not as it was written; restore "
+                    "the file, or remove that line and its image is done again"
+                )
+            start += len(line)
+            yield json.loads(text), start
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Take off a last line whose writing was cut short, so that the next begins anew."""
+    with path.open("r+b") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)

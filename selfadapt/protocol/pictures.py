@@ -1,0 +1,105 @@
+"""Pictures of an evaluation: images before and after, the best and the worst among them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from PIL import Image as PILImage
+
+from selfadapt.data import Sample
+from selfadapt.files import make_folder, written_whole
+from selfadapt.images import colored
+from selfadapt.labels import class_colors
+from selfadapt.protocol.results import Results
+from selfadapt.pseudo import IGNORE
+
+if TYPE_CHECKING:
+    from selfadapt.protocol.evaluate import Evaluation
+
+WIDTH = 480
+"""Width of each of the pictures that stand side by side."""
+GAP = 6
+
+
+class Picture(NamedTuple):
+    """A file in the folder of pictures, and what it shows."""
+
+    file: str
+    domain: str
+    image: str
+    kind: str
+    """first, best or worst."""
+    method: str
+    change: float
+
+
+def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
+    """Draw image, ground truth, source prediction and the last method's, for some images.
+
+    The pictures are listed in ``pictures/index.json``.
+    """
+    label = shown_method(results)
+    if not run.config.pictures or label is None:
+        return
+    reference = results.reference(label)
+    assert reference is not None
+    make_folder(folder / "pictures")
+    drawn = []
+    for domain in run.domains:
+        places = {name: number for number, name in enumerate(domain.names)}
+        changes = results.scores(label, domain.label).changes(
+            results.scores(reference, domain.label)
+        )
+        for kind, image in _chosen(changes, run.config.pictures):
+            name = re.sub(r"[^\w.-]+", "_", f"{domain.label}-{kind}-{image}") + ".png"
+            drawn.append(Picture(name, domain.label, image, kind, label, changes[image]))
+            path = folder / "pictures" / name
+            if path.exists():
+                continue
+            sample = domain.data[places[image]]
+            maps = [
+                run.predict(domain, sample, results.trial(method))[0].argmax(dim=0).cpu()
+                for method in (reference, label)
+            ]
+            with written_whole(path) as aside:
+                _panel(sample, maps, results).save(aside, format="PNG", optimize=True)
+    with written_whole(folder / "pictures" / "index.json") as aside:
+        aside.write_text(json.dumps([picture._asdict() for picture in drawn], indent=1) + "\n")
+
+
+def shown_method(results: Results) -> str | None:
+    """Return the method to show: self-adaptation, or else the last one that has a reference."""
+    able = [label for label in results.methods if results.reference(label) not in (None, label)]
+    adapted = [label for label in able if results.method(label).method == "self-adapt"]
+    found = adapted or able
+    return found[-1] if found else None
+
+
+def _chosen(changes: dict[str, float], number: int) -> Iterator[tuple[str, str]]:
+    """Yield the images to draw, each once."""
+    ordered = sorted(changes, key=lambda name: (changes[name], name))
+    seen: set[str] = set()
+    for kind, names in (("best", ordered[::-1]), ("worst", ordered), ("first", list(changes))):
+        for name in [name for name in names if name not in seen][:number]:
+            seen.add(name)
+            yield kind, name
+
+
+def _panel(sample: Sample, maps: list[torch.Tensor], results: Results) -> PILImage.Image:
+    """Put image, ground truth and the predictions side by side."""
+    colors = [*class_colors(results.config.space.names), (0, 0, 0)]
+    ignore = len(colors) - 1
+    truth = torch.from_numpy(sample.label).long()
+    truth[truth == IGNORE] = ignore
+    pictures = [sample.image, *(colored(one, colors) for one in (truth, *maps))]
+    height = round(sample.image.height * WIDTH / sample.image.width)
+    panel = PILImage.new("RGB", (4 * (WIDTH + GAP) - GAP, height), "white")
+    for index, picture in enumerate(pictures):
+        how = PILImage.Resampling.BILINEAR if index == 0 else PILImage.Resampling.NEAREST
+        panel.paste(picture.resize((WIDTH, height), how), (index * (WIDTH + GAP), 0))
+    return panel

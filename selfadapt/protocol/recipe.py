@@ -1,0 +1,209 @@
+"""What an evaluation is made of: networks, one validation domain, target domains and methods.
+
+Every field here is a key of the recipe and a flag of ``selfadapt evaluate``.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from selfadapt.data import DataConfig
+from selfadapt.data.domains import overlap
+from selfadapt.labels import ClassSpace, class_space
+from selfadapt.methods import check_method
+from selfadapt.names import nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """A trained network."""
+
+    place: str
+    """A file, the folder of a training run, or a name or address of ``selfadapt models``."""
+    weights: str | None = None
+    """A file with its weights, where it has none of its own."""
+    classes: str | list[str] | None = None
+    """Its classes, where they are not known by themselves: a class space, or their names."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of the architecture, of a network by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainConfig(DataConfig):
+    """Images to evaluate on."""
+
+    name: str | None = None
+    """What tables call it; null: dataset and split, of folder the folder's name."""
+
+    @property
+    def label(self) -> str:
+        """What the domain is called."""
+        if self.name:
+            return self.name
+        if self.dataset == "folder" and self.root:
+            return Path(self.root).resolve().name + (
+                "" if self.split == "all" else f"/{self.split}"
+            )
+        return f"{self.dataset}/{self.split}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """A row of the tables: a method, what is fixed, what is tuned and what is swept."""
+
+    method: str
+    """A name of ``selfadapt methods``."""
+    label: str | None = None
+    """What tables call it; null: the method's name."""
+    network: str | list[str] | None = None
+    """The network by its name in ``networks``, of ensemble several; null: the first, or all."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the method that are fixed."""
+    tune: dict[str, list[Any]] = field(default_factory=dict)
+    """Values to choose from on the validation domain."""
+    search: Literal["grid", "in turn"] = "grid"
+    """Try all combinations, or one setting after the other."""
+    same_as: str | None = None
+    """The label of an earlier method, whose tuned settings are taken."""
+    sweep: dict[str, list[Any]] = field(default_factory=dict)
+    """Settings to show with each of these values, one at a time; nothing is chosen by them."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return self.label or self.method
+
+    def __post_init__(self) -> None:
+        check_method(self.method, {**self.settings, **self.tune, **self.sweep})
+        if twice := sorted(set(self.settings) & set(self.tune)):
+            raise ValueError(f"{self.name}: {twice[0]} is fixed and tuned; give one of the two")
+        for kind, values in (*self.tune.items(), *self.sweep.items()):
+            if not isinstance(values, list) or not values:
+                raise ValueError(f"{self.name}: {kind} must have values to try, got {values!r}")
+            if len({json.dumps(value) for value in values}) < len(values):
+                raise ValueError(f"{self.name}: the values of {kind} must differ, got {values}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """An evaluation by the protocol: tune on the validation domain, then report on the targets."""
+
+    networks: dict[str, NetworkConfig]
+    """The networks by a name of your choice. All targets are segmented with the same ones."""
+    validation: DomainConfig | None = None
+    """The one domain that settings are chosen on."""
+    targets: list[DomainConfig]
+    """The domains to report on. Nothing is chosen by them."""
+    methods: list[MethodConfig]
+    """The methods, in the order of the tables."""
+    classes: str | list[str] = "cityscapes-19"
+    """The classes to score: a class space, or their names."""
+    source: str | None = None
+    """The domain the networks were trained on, such as gta, to show the paper's numbers beside."""
+    pictures: int = 3
+    """How many images of each kind are shown: the best, the worst, the first."""
+    unreadable: Literal["go on", "stop"] = "go on"
+    """What to do about an image that cannot be read."""
+    device: str = "auto"
+    """cpu, cuda ...; auto: a GPU if there is one. With torchrun each process has its own."""
+
+    def __post_init__(self) -> None:
+        if not self.networks:
+            raise ValueError("networks must name at least one trained network")
+        if not self.methods:
+            raise ValueError("methods must name at least one method")
+        self._check_domains()
+        self._check_methods()
+
+    def _check_domains(self) -> None:
+        if self.validation is None:
+            raise ValueError(
+                "no validation domain is named; settings are chosen there and nowhere else, so "
+                "that tables can be compared: give validation, such as wilddash"
+            )
+        if not self.targets:
+            raise ValueError("targets must name at least one domain to report on")
+        domains = [self.validation, *self.targets]
+        _check_names("domain", (domain.label for domain in domains), "give one of them a name")
+        for target in self.targets:
+            if same_images(target, self.validation):
+                raise ValueError(
+                    f"the validation domain {self.validation.label} is also the target domain "
+                    f"{target.label}; settings chosen on a target would flatter every method. "
+                    "Give another validation domain, or leave out the target"
+                )
+        for number, one in enumerate(self.targets):
+            for other in self.targets[:number]:
+                if same_images(one, other):
+                    raise ValueError(
+                        f"the targets {other.label} and {one.label} have images in common, which "
+                        "would count twice; leave out one of them"
+                    )
+
+    def _check_methods(self) -> None:
+        _check_names("method", (m.name for m in self.methods), "give one of them a label")
+        tuned: set[str] = set()
+        for method in self.methods:
+            for network in self.networks_of(method):
+                if network not in self.networks:
+                    raise ValueError(
+                        f"{method.name}: there is no network {network!r};"
+                        f"{nearest(network, self.networks)} known: {', '.join(self.networks)}"
+                    )
+            if method.same_as is not None and method.same_as not in tuned:
+                raise ValueError(
+                    f"{method.name}: same_as must be the label of a method that comes before it "
+                    f"and tunes something, got {method.same_as!r};{nearest(method.same_as, tuned)}"
+                )
+            if method.tune:
+                tuned.add(method.name)
+
+    @property
+    def space(self) -> ClassSpace:
+        """The classes to score."""
+        return class_space(self.classes)
+
+    @property
+    def domains(self) -> list[DomainConfig]:
+        """The validation domain, then the targets."""
+        assert self.validation is not None
+        return [self.validation, *self.targets]
+
+    def networks_of(self, method: MethodConfig) -> list[str]:
+        """Return the names of the networks of a method."""
+        if method.network is None:
+            return list(self.networks)[: None if method.method == "ensemble" else 1]
+        named = [method.network] if isinstance(method.network, str) else method.network
+        if len(named) > 1 and method.method != "ensemble":
+            raise ValueError(f"{method.name}: {method.method} takes one network, got {named}")
+        return named
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the numbers, as plain data: all but where and how it runs."""
+        content = json.loads(json.dumps(asdict(self)))
+        for key in ("pictures", "unreadable", "device", "source"):
+            del content[key]
+        for domain in (content["validation"], *content["targets"]):
+            del domain["root"]
+        for network in content["networks"].values():
+            del network["place"], network["weights"]  # their tensors count
+        return content
+
+
+def same_images(one: DataConfig, other: DataConfig) -> bool:
+    """Say whether two domains have images in common, as far as their names tell."""
+    if one.root and other.root and one.dataset == other.dataset == "folder":
+        same = Path(one.root).resolve() == Path(other.root).resolve()
+        return same and (one.split == other.split or "all" in (one.split, other.split))
+    if one.dataset == "folder":
+        return bool(one.root) and overlap(str(one.root), other)
+    return overlap(f"{one.dataset}/{one.split}", other)
+
+
+def _check_names(what: str, names: Iterable[str], advice: str) -> None:
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"{times} {what}s are called {name!r}; {advice}")

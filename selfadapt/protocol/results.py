@@ -1,0 +1,169 @@
+"""A run read back: its recipe, what was chosen, and the rows of each method added up."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfadapt.metrics import Counts, iou
+from selfadapt.protocol.folder import read_record
+from selfadapt.protocol.journal import Key, read_rows
+from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
+from selfadapt.protocol.rows import counts_of
+from selfadapt.protocol.trials import Trial, sweeps_of, trial_of
+from selfadapt.protocol.tune import Choice
+
+
+@dataclass
+class Scores:
+    """The rows of one trial on one domain."""
+
+    num_classes: int
+    images: list[str] = field(default_factory=list)
+    """Names of the images that were segmented, sorted."""
+    parts: list[Counts] = field(default_factory=list)
+    """What each of them adds."""
+    ms: list[float] = field(default_factory=list)
+    megabytes: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
+    """Images that were not segmented, and why."""
+
+    @cached_property
+    def counts(self) -> Counts:
+        """The sum over all images."""
+        return sum(self.parts, Counts.zero(self.num_classes))
+
+    @cached_property
+    def confusions(self) -> Tensor:
+        """The confusion matrix of each image ``(N, C, C)``."""
+        return torch.stack([part.confusion for part in self.parts])
+
+    @property
+    def mean_iou(self) -> float:
+        """Mean over the classes that occur in the domain, from one confusion matrix."""
+        return float(iou(self.counts.confusion).nanmean())
+
+    @cached_property
+    def image_iou(self) -> dict[str, float]:
+        """Mean IoU of each image over the classes in its label, if there are any."""
+        scores = {
+            name: float(iou(part.confusion).nanmean())
+            for name, part in zip(self.images, self.parts, strict=True)
+        }
+        return {name: score for name, score in scores.items() if score == score}
+
+    def changes(self, reference: "Scores") -> dict[str, float]:
+        """Return by how much the IoU of each image differs from that of a reference."""
+        before = reference.image_iou
+        return {n: after - before[n] for n, after in self.image_iou.items() if n in before}
+
+
+class Results:
+    """All that an evaluation found out."""
+
+    def __init__(
+        self,
+        config: EvaluateConfig,
+        choices: Mapping[str, Choice],
+        rows: Mapping[Key, Mapping[str, Any]],
+    ) -> None:
+        self.config, self.choices = config, choices
+        self._by_trial: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+        for key in sorted(rows):
+            self._by_trial.setdefault((key.domain, key.trial), []).append(rows[key])
+        self._scores: dict[tuple[str, str], Scores] = {}
+
+    @property
+    def targets(self) -> list[str]:
+        """The names of the target domains."""
+        return [domain.label for domain in self.config.targets]
+
+    @property
+    def validation(self) -> str:
+        """The name of the validation domain."""
+        return self.config.domains[0].label
+
+    @property
+    def methods(self) -> list[str]:
+        """The labels of the methods."""
+        return [method.name for method in self.config.methods]
+
+    def method(self, label: str) -> MethodConfig:
+        """Return the part of the recipe that has this label."""
+        return next(method for method in self.config.methods if method.name == label)
+
+    def trial(self, label: str) -> Trial:
+        """Return a method with the settings that were chosen for it."""
+        return trial_of(self.config, self.method(label), **self.choices[label].chosen)
+
+    def sweeps(self, label: str) -> dict[tuple[str, str], Trial]:
+        """Return the trials of a method's sweeps, by setting and value."""
+        return sweeps_of(self.config, self.method(label), self.choices[label].chosen)
+
+    def scores(self, label: str, domain: str) -> Scores:
+        """Return the scores of a method on a domain."""
+        return self.scores_of(self.trial(label), domain)
+
+    def scores_of(self, trial: Trial, domain: str) -> Scores:
+        """Return the scores of a trial on a domain."""
+        key = domain, trial.key
+        if key not in self._scores:
+            rows = self._by_trial.get(key, [])
+            self._scores[key] = _added(rows, len(self.config.space.names))
+        return self._scores[key]
+
+    def reference(self, label: str) -> str | None:
+        """Return the label of ``source`` with the same networks, which others are held against."""
+        networks = self.trial(label).networks
+        for other in self.config.methods:
+            if other.method == "source" and self.trial(other.name).networks == networks[:1]:
+                return other.name
+        return None
+
+
+def read_results(folder: str | Path) -> Results:
+    """Read the run in a folder."""
+    folder = Path(folder)
+    record = read_record(folder)
+    try:
+        chosen = json.loads((folder / "chosen.json").read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"the evaluation in {folder} has not chosen its settings yet; run selfadapt evaluate"
+        ) from None
+    choices = {label: Choice(**content) for label, content in chosen.items()}
+    return Results(config_of(record["recipe"]), choices, read_rows(folder / "rows"))
+
+
+def config_of(content: Mapping[str, Any]) -> EvaluateConfig:
+    """Return the recipe that is written down in a record."""
+    return EvaluateConfig(
+        **{
+            **content,
+            "networks": {n: NetworkConfig(**one) for n, one in content["networks"].items()},
+            "validation": DomainConfig(**content["validation"]),
+            "targets": [DomainConfig(**domain) for domain in content["targets"]],
+            "methods": [MethodConfig(**method) for method in content["methods"]],
+        }
+    )
+
+
+def _added(rows: Iterable[Mapping[str, Any]], num_classes: int) -> Scores:
+    scores = Scores(num_classes)
+    for row in rows:
+        if "error" in row:
+            scores.errors[row["image"]] = row["error"]
+            continue
+        scores.images.append(row["image"])
+        scores.parts.append(counts_of(dict(row)))
+        scores.ms.append(row["ms"])
+        if row["mb"] is not None:
+            scores.megabytes.append(row["mb"])
+        scores.notes += row["notes"]
+    return scores

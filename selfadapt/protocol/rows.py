@@ -1,0 +1,30 @@
+"""Rows of the journal: what is written down of one image and one trial."""
+
+from typing import Any
+
+import torch
+
+from selfadapt.metrics import BINS, Counts
+from selfadapt.protocol.journal import Key
+from selfadapt.result import Result
+
+
+def row_of(key: Key, counts: Counts, result: Result, megabytes: float | None) -> dict[str, Any]:
+    """Return the row of a result."""
+    return {
+        **key._asdict(),
+        "confusion": counts.confusion.flatten().tolist(),
+        "bins": counts.bins.flatten().tolist(),
+        "gaps": counts.gaps.tolist(),
+        "ms": round(1000 * result.seconds, 3),
+        "mb": None if megabytes is None else round(megabytes, 1),
+        "notes": list(result.notes),
+    }
+
+
+def counts_of(row: dict[str, Any]) -> Counts:
+    """Return the counts of a row."""
+    num = len(row["gaps"])
+    confusion = torch.tensor(row["confusion"]).reshape(num, num)
+    bins = torch.tensor(row["bins"]).reshape(3, BINS)
+    return Counts(confusion, bins, torch.tensor(row["gaps"]))

@@ -1,0 +1,62 @@
+"""What an evaluation says on the terminal when it is done."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from selfadapt.metrics import ece
+from selfadapt.protocol.results import Results
+
+SHOWN = 5
+
+
+def print_summary(results: Results, folder: Path, *, only_tune: bool = False) -> int:
+    """Print what was chosen and what came out; return 1 if some image was not segmented, else 0."""
+    console = Console(highlight=False)
+    for label, choice in results.choices.items():
+        if choice.tried:
+            chosen = ", ".join(f"{name} {value}" for name, value in choice.chosen.items())
+            best = max(score for _, score in choice.tried)
+            console.print(
+                f"{label}: {chosen} of {len(choice.tried)} tried, mIoU {100 * best:.2f} on "
+                f"{results.validation}", markup=False,
+            )  # fmt: skip
+    if not only_tune:
+        console.print(_table(results))
+    failures = _failures(results)
+    for failure in failures[:SHOWN]:
+        console.print(f"not done: {failure}", markup=False, soft_wrap=True)
+    if failures:
+        console.print(
+            f"{len(failures)} rows are of images that could not be segmented, see "
+            f"{folder / 'tables' / 'failed.csv'}; --retry tries them again", soft_wrap=True,
+        )  # fmt: skip
+    console.print(f"rows, settings and tables are in {folder}", markup=False, soft_wrap=True)
+    return 1 if failures else 0
+
+
+def _table(results: Results) -> Table:
+    """Return mIoU on each target, their mean, and the calibration error."""
+    domains = results.targets
+    mean = ["mean"] if len(domains) > 1 else []
+    table = Table("mIoU", *map(escape, domains), *mean, "ECE")
+    for label in results.methods:
+        scores = [results.scores(label, domain) for domain in domains]
+        values = [100 * one.mean_iou for one in scores]
+        if mean:
+            values.append(sum(values) / len(values))
+        errors = [100 * ece(one.counts) for one in scores]
+        calibration = sum(errors) / len(errors)
+        table.add_row(escape(label), *(f"{v:.2f}" for v in values), f"{calibration:.2f}")
+    return table
+
+
+def _failures(results: Results) -> list[str]:
+    found = []
+    for label in results.methods:
+        for domain in (results.validation, *results.targets):
+            errors = results.scores(label, domain).errors
+            found += [f"{domain}, {image}, {label}: {why}" for image, why in errors.items()]
+    return found

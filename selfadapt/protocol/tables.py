@@ -1,0 +1,221 @@
+"""Tables of an evaluation, as CSV files: everything but times is the same to the byte each time."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+from torch import Tensor
+
+from selfadapt.files import make_folder, written_whole
+from selfadapt.metrics import class_ece, ece, iou, pixel_accuracy
+from selfadapt.protocol.results import Results, Scores
+
+RESAMPLES = 1000
+WORSE = (0.0, 0.05, 0.10)
+"""An image is made worse by more than this much IoU."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under column names."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[object, ...]]
+
+
+def write_tables(folder: Path, results: Results) -> None:
+    """Write all tables of a run to the folder ``tables`` in it."""
+    make_folder(folder / "tables")
+    tables = {
+        "domains": domains_table(results),
+        "classes": classes_table(results),
+        "images": images_table(results),
+        "sweeps": sweeps_table(results),
+        "tuning": tuning_table(results),
+        "failed": failed_table(results),
+        "times": times_table(results),
+    }
+    for name, table in tables.items():
+        with (
+            written_whole(folder / "tables" / f"{name}.csv") as aside,
+            aside.open("w", newline="") as file,
+        ):
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(table.columns)
+            writer.writerows([_text(value) for value in row] for row in table.rows)
+
+
+def domains_table(results: Results) -> Table:
+    """Return accuracy and calibration of each method on each domain, and the mean of the targets.
+
+    Changes are against ``source`` with the same network, their intervals from a paired bootstrap.
+    """
+    columns = (
+        "method", "trial", "domain", "images", "failed", "mIoU", "pixel_accuracy", "ECE_10",
+        "ECE_15", "ECE_class", "change", "change_low", "change_high", "worse", "worse_5",
+        "worse_10",
+    )  # fmt: skip
+    rows: list[tuple[object, ...]] = []
+    for label in results.methods:
+        own = []
+        for domain in (results.validation, *results.targets):
+            values = _domain_row(results, label, domain)
+            own.append(values)
+            rows.append((label, results.trial(label).key, domain, *values))
+        if len(results.targets) > 1:
+            means = _mean_row(results, label, own[1:])
+            rows.append((label, results.trial(label).key, "mean of targets", *means))
+    return Table(columns, rows)
+
+
+def _domain_row(results: Results, label: str, domain: str) -> tuple[float, ...]:
+    scores, reference = results.scores(label, domain), results.reference(label)
+    sizes: tuple[float, ...] = len(scores.images), len(scores.errors)
+    if not scores.images:
+        return (*sizes, *[nan] * 11)
+    quality = (
+        scores.mean_iou, pixel_accuracy(scores.counts.confusion), ece(scores.counts, 10),
+        ece(scores.counts, 15), class_ece(scores.counts),
+    )  # fmt: skip
+    if reference is None or reference == label:
+        return (*sizes, *quality, *[nan] * 6)
+    before = results.scores(reference, domain)
+    low, high = interval(scores, before)
+    return (
+        *sizes, *quality, scores.mean_iou - before.mean_iou, low, high,
+        *worse(scores.changes(before).values()),
+    )  # fmt: skip
+
+
+def _mean_row(results: Results, label: str, rows: Sequence[tuple[float, ...]]) -> list[float]:
+    """Return the mean over the targets; the interval is of the mean change."""
+    values = [mean(column) for column in zip(*rows, strict=True)]
+    values[:2] = [sum(row[0] for row in rows), sum(row[1] for row in rows)]
+    reference = results.reference(label)
+    if reference is not None and reference != label and all(row[0] for row in rows):
+        pairs = [(results.scores(label, d), results.scores(reference, d)) for d in results.targets]
+        values[8:10] = _ends(torch.stack([resampled(*pair) for pair in pairs]).mean(dim=0))
+    return values
+
+
+def worse(changes: Iterable[float]) -> list[float]:
+    """Return the share of images made worse: at all, by more than 5, by more than 10 points."""
+    changes = list(changes)
+    return [sum(c < -limit for c in changes) / max(1, len(changes)) for limit in WORSE]
+
+
+def interval(after: Scores, before: Scores) -> tuple[float, float]:
+    """Return the 95 % interval of the change of mIoU, by a paired bootstrap over images."""
+    return _ends(resampled(after, before))
+
+
+def resampled(after: Scores, before: Scores) -> Tensor:
+    """Return the change of mIoU in samples of the images, drawn with replacement ``(samples,)``."""
+    both = sorted(set(after.images) & set(before.images))
+    if not both:
+        return torch.full((RESAMPLES,), nan)
+    generator = torch.Generator().manual_seed(0)
+    picks = torch.randint(len(both), (RESAMPLES, len(both)), generator=generator)
+    times = torch.zeros(RESAMPLES, len(both)).scatter_add_(1, picks, torch.ones_like(picks).float())
+    scores = []
+    for one in (after, before):
+        places = {name: place for place, name in enumerate(one.images)}
+        matrices = one.confusions[[places[name] for name in both]].double()
+        sums = torch.einsum("sn,nij->sij", times.double(), matrices)
+        scores.append(iou(sums).nanmean(dim=-1))
+    return scores[0] - scores[1]
+
+
+def _ends(changes: Tensor) -> tuple[float, float]:
+    if changes.isnan().all():
+        return nan, nan
+    ordered = changes[~changes.isnan()].sort().values
+    return float(ordered[int(0.025 * len(ordered))]), float(ordered[int(0.975 * len(ordered))])
+
+
+def classes_table(results: Results) -> Table:
+    """Return the IoU of each class; empty where it does not occur."""
+    rows: list[tuple[object, ...]] = []
+    for label, domain, scores in _all(results):
+        pixels = scores.counts.confusion.sum(dim=1)
+        by_class = iou(scores.counts.confusion)
+        for index, name in enumerate(results.config.space.names):
+            rows.append((label, domain, name, int(pixels[index]), float(by_class[index])))
+    return Table(("method", "domain", "class", "pixels", "IoU"), rows)
+
+
+def images_table(results: Results) -> Table:
+    """Return the IoU of each image, and its change against ``source``."""
+    rows: list[tuple[object, ...]] = []
+    for label, domain, scores in _all(results):
+        reference = results.reference(label)
+        changes = scores.changes(results.scores(reference, domain)) if reference else {}
+        for name in scores.images:
+            score = scores.image_iou.get(name, nan)
+            rows.append((label, domain, name, score, changes.get(name, nan)))
+    return Table(("method", "domain", "image", "mIoU", "change"), rows)
+
+
+def sweeps_table(results: Results) -> Table:
+    """Return what comes out with each value of the settings that are swept."""
+    rows: list[tuple[object, ...]] = []
+    for label in results.methods:
+        for (setting, value), trial in results.sweeps(label).items():
+            for domain in (results.validation, *results.targets):
+                scores = results.scores_of(trial, domain)
+                if scores.images:
+                    calibration = ece(scores.counts)
+                    rows.append((label, setting, value, domain, scores.mean_iou, calibration))
+    return Table(("method", "setting", "value", "domain", "mIoU", "ECE_10"), rows)
+
+
+def tuning_table(results: Results) -> Table:
+    """Return what was tried on the validation domain; chosen is marked by 1."""
+    rows: list[tuple[object, ...]] = []
+    for label, choice in results.choices.items():
+        for settings, score in choice.tried:
+            chosen = int(settings == choice.chosen)
+            rows.append((label, json.dumps(settings), score, chosen))
+    return Table(("method", "settings", "mIoU", "chosen"), rows)
+
+
+def failed_table(results: Results) -> Table:
+    """Return the images that were not segmented."""
+    rows: list[tuple[object, ...]] = []
+    for label, domain, scores in _all(results):
+        rows += [(label, domain, image, reason) for image, reason in scores.errors.items()]
+    return Table(("method", "domain", "image", "reason"), rows)
+
+
+def times_table(results: Results) -> Table:
+    """Return milliseconds for an image, and the highest memory use on a GPU."""
+    rows: list[tuple[object, ...]] = []
+    for label, domain, scores in _all(results):
+        if scores.ms:
+            peak = max(scores.megabytes, default=nan)
+            rows.append((label, domain, median(scores.ms), mean(scores.ms), peak))
+    for label in results.methods:
+        for (setting, value), trial in results.sweeps(label).items():
+            for domain in (results.validation, *results.targets):
+                if (scores := results.scores_of(trial, domain)).ms:
+                    peak = max(scores.megabytes, default=nan)
+                    name = f"{label} {setting}={value}"
+                    rows.append((name, domain, median(scores.ms), mean(scores.ms), peak))
+    return Table(("method", "domain", "ms_median", "ms_mean", "MiB_peak"), rows)
+
+
+def _all(results: Results) -> Iterator[tuple[str, str, Scores]]:
+    for label in results.methods:
+        for domain in (results.validation, *results.targets):
+            yield label, domain, results.scores(label, domain)
+
+
+def _text(value: object) -> object:
+    if isinstance(value, float):
+        return "" if value != value else f"{value:.6f}"
+    return value

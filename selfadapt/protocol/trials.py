@@ -1,0 +1,103 @@
+"""Trials: a method with all of its settings and its networks. Every row is of one trial."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from selfadapt.methods import Segments, create_method, settings_of
+from selfadapt.models.create import create_model, open_model
+from selfadapt.protocol.recipe import EvaluateConfig, MethodConfig, NetworkConfig
+from selfadapt.views import View
+
+HIDDEN = ("compare", "interface")
+"""Settings that do not change a prediction, or cannot be written down."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A method, its networks by name, and every setting it has."""
+
+    method: str
+    networks: tuple[str, ...]
+    settings: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """A short text that is the same for the same trial, and for no other."""
+        content = [self.method, self.networks, _plain(self.settings)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    def build(self, models: Mapping[str, nn.Module]) -> Segments:
+        """Create the method."""
+        settings = {**self.settings, "compare": False}
+        if settings.get("views") is not None:
+            settings["views"] = [View.parse(text) for text in settings["views"]]
+        networks = [models[name] for name in self.networks]
+        model = networks if self.method == "ensemble" else networks[0]
+        try:
+            return create_method(self.method, model, **settings)
+        except TypeError as error:  # a setting of the wrong type
+            raise ValueError(f"{self.method}: {error}") from error
+
+    def shown(self) -> str:
+        """Return in words which settings differ from those the method has by itself."""
+        own = {name: setting.default for name, setting in settings_of(self.method).items()}
+        given = {k: v for k, v in self.settings.items() if _plain(v) != _plain(own.get(k))}
+        return ", ".join(f"{name}={value}" for name, value in given.items())
+
+
+def trial_of(config: EvaluateConfig, method: MethodConfig, **settings: Any) -> Trial:
+    """Return the trial of a method with what is fixed in the recipe and these settings."""
+    known = {
+        name: setting.default
+        for name, setting in settings_of(method.method).items()
+        if name not in HIDDEN
+    }
+    networks = tuple(config.networks_of(method))
+    return Trial(method.method, networks, {**known, **method.settings, **settings})
+
+
+def sweeps_of(
+    config: EvaluateConfig, method: MethodConfig, chosen: Mapping[str, Any]
+) -> dict[tuple[str, str], Trial]:
+    """Return the trials of the sweeps of a method, by setting and value; the rest is as chosen."""
+    return {
+        (setting, json.dumps(value)): trial_of(config, method, **{**chosen, setting: value})
+        for setting, values in method.sweep.items()
+        for value in values
+    }
+
+
+def open_network(config: NetworkConfig) -> nn.Module:
+    """Open a trained network."""
+    if not config.options:
+        return open_model(config.place, weights=config.weights, classes=config.classes)
+    if config.weights is None:
+        raise ValueError(f"{config.place} has options, but no weights: give weights, a file")
+    options: dict[str, Any] = dict(config.options)
+    return create_model(config.place, weights=config.weights, classes=config.classes, **options)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a short text that changes with any tensor of a network."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value such that equal ones are written in the same way: 1 and 1.0, (1,) and [1]."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

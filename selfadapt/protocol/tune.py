@@ -1,0 +1,56 @@
+"""Tuning: settings are chosen on the validation domain by mean IoU, before any target is seen."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from selfadapt.protocol.recipe import MethodConfig
+
+
+@dataclass
+class Choice:
+    """What was tried for a method, and what was chosen."""
+
+    tried: list[tuple[dict[str, Any], float]] = field(default_factory=list)
+    """Settings, and their mean IoU on the validation domain."""
+    chosen: dict[str, Any] = field(default_factory=dict)
+    """The tuned settings, frozen from here on."""
+
+
+def choose(
+    method: MethodConfig,
+    score: Callable[[Sequence[dict[str, Any]]], Sequence[float]],
+    start: Mapping[str, Any],
+) -> Choice:
+    """Choose the settings of a method; of equals the one that is named first.
+
+    Args:
+        method: What to tune.
+        score: Returns the mean IoU on the validation domain for each of some settings.
+        start: Settings that were chosen for another method and are taken over.
+    """
+    choice = Choice(chosen=dict(start))
+    for candidates in _stages(method, choice):
+        scores = score(candidates)
+        choice.tried += zip(candidates, scores, strict=True)
+        best = max(range(len(scores)), key=scores.__getitem__)
+        choice.chosen = dict(candidates[best])
+    return choice
+
+
+def _stages(method: MethodConfig, choice: Choice) -> Iterator[list[dict[str, Any]]]:
+    """Yield what to try next; one setting after the other starts from what was chosen so far."""
+    if not method.tune:
+        return
+    if method.search == "grid":
+        combinations = product(*method.tune.values())
+        yield [
+            {**choice.chosen, **dict(zip(method.tune, combination, strict=True))}
+            for combination in combinations
+        ]
+        return
+    first = {name: values[0] for name, values in method.tune.items()}
+    choice.chosen = {**choice.chosen, **first}
+    for name, values in method.tune.items():
+        yield [{**choice.chosen, name: value} for value in values]
