@@ -31,6 +31,7 @@ from selfadapt import (
 from selfadapt.data import DATASETS
 from selfadapt.data.check import run_check
 from selfadapt.demo import demo
+from selfadapt.devices import find_device
 from selfadapt.files import make_folder
 from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, settings_of
@@ -41,6 +42,7 @@ from selfadapt.predict import find_images, plan_outputs, predict
 from selfadapt.protocol import EvaluateConfig, evaluate, read_results
 from selfadapt.protocol.summary import print_summary
 from selfadapt.recipes import Kind, find_recipe
+from selfadapt.report import write_report
 from selfadapt.train import TrainConfig, settings, train
 
 USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
@@ -243,7 +245,7 @@ def _method(args: Namespace) -> tuple[Segments, tuple[str, ...]]:
     classes = args.classes
     if classes is not None and classes.isdigit():
         classes = int(classes)
-    device = _device(args.device)
+    device = find_device(args.device)
     weights = args.weights or [None] * len(args.model)
     if len(weights) != len(args.model):
         raise ValueError(f"got {len(weights)} --weights for {len(args.model)} --model")
@@ -260,18 +262,6 @@ def _method(args: Namespace) -> tuple[Segments, tuple[str, ...]]:
     except TypeError as error:  # the network is no segmentation network, or a setting no number
         raise ValueError(str(error)) from error
     return method, models[0].spec.classes
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.zeros(1, device=name).device
-        if device.type == "meta":
-            raise RuntimeError("the meta device holds no numbers")
-        return device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"there is no device {name!r} here, use --device cpu") from error
 
 
 def _methods_arguments(parser: ArgumentParser) -> None:
@@ -400,6 +390,17 @@ def _tune(args: Namespace) -> int:
     return _evaluate(args, only_tune=True)
 
 
+def _report_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="Folder of an evaluation.")
+    _output_arguments(parser)
+
+
+def _report(args: Namespace) -> int:
+    page = write_report(args.run, args.output, overwrite=args.overwrite)
+    print(f"the report is in {page}")
+    return 0
+
+
 def _demo(args: Namespace) -> int:
     demo(args.output, overwrite=args.overwrite)
     return 0
@@ -436,6 +437,12 @@ VERBS = {
         "selfadapt evaluate streets-quick -o run",
         _evaluate_arguments,
         _evaluate,
+    ),
+    "report": Verb(
+        "Write the page, tables and figures of an evaluation.",
+        "selfadapt report run -o report",
+        _report_arguments,
+        _report,
     ),
     "check-data": Verb(
         "Look through a dataset: missing and broken files, sizes, ids, class frequencies.",

@@ -8,7 +8,7 @@ import selfadapt
 
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
-    {"names", "checks", "files", "extras", "pseudo", "views", "result"},
+    {"names", "checks", "devices", "files", "extras", "pseudo", "views", "result"},
     {"labels", "recipes"},
     {"norm", "dropout", "images", "metrics", "streets"},
     {"models", "data"},
@@ -17,6 +17,7 @@ ROWS = [
     {"adapt", "baselines", "entropy"},
     {"methods"},
     {"predict", "demo", "train", "protocol"},
+    {"report"},
     {"cli"},
 ]
 

@@ -12,10 +12,14 @@ from conftest import random_image
 from selfadapt.cli import main
 from selfadapt.images import to_pil
 
-SHORT = [
-    "--epochs=1", "--source.limit=8", "--validation.limit=1", "--machine.measure=false",
-    "--machine.workers=0", "--augment.crop=[32,32]", "--alphas=[0.1]", "--statistics_batches=1",
-]  # fmt: skip
+SHORT = {
+    "train": [
+        "--epochs=1", "--source.limit=8", "--validation.limit=1", "--machine.measure=false",
+        "--machine.workers=0", "--augment.crop=[32,32]", "--alphas=[0.1]", "--statistics_batches=1",
+    ],
+    "evaluate": ["--methods=[{method: source}, {method: san}]", "--pictures=0"],
+}  # fmt: skip
+"""Flags that make commands end soon."""
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -58,11 +62,12 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for command in commands:
         words = shlex.split(command, comments=True)[1:]
         with pytest.raises(SystemExit) as caught:
-            main(words + (SHORT if words[0] == "train" else []))
+            main(words + SHORT.get(words[0], []))
         assert caught.value.code == 0
     assert Path("masks/a_label.png").exists()
     assert Path("sheet.png").exists()
     assert Path("run/best.safetensors").exists()
+    assert Path("report/report.html").exists()
 
 
 def test_the_make_targets_exist() -> None:

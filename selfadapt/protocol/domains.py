@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
@@ -35,9 +35,16 @@ class Domain:
 
 def open_domains(config: EvaluateConfig) -> list[Domain]:
     """Open the validation domain and the targets, and refuse images that are in two of them."""
-    domains = [Domain(one, one.open(config.space)) for one in config.domains]
+    domains = [Domain(one, _rooted(one, config).open(config.space)) for one in config.domains]
     _check_shared(domains)
     return domains
+
+
+def _rooted(domain: DomainConfig, config: EvaluateConfig) -> DomainConfig:
+    """Return a domain with its root, which may be the folder of its name among the datasets."""
+    if domain.root is not None or domain.dataset in ("streets", "folder"):
+        return domain
+    return replace(domain, root=str(Path(config.data) / domain.dataset.partition("-")[0]))
 
 
 def _check_shared(domains: Sequence[Domain]) -> None:

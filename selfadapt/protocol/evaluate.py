@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from selfadapt.data import Sample
+from selfadapt.devices import find_device
 from selfadapt.images import enlarged, load_image
 from selfadapt.methods import Segments
 from selfadapt.metrics import Counts, count, in_space, iou
@@ -64,7 +65,7 @@ def evaluate(
         The folder.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = _device(config.device)
+    device = find_device(config.device)
     domains = open_domains(config)
     models: dict[str, Any] = {
         name: open_network(network).to(device) for name, network in config.networks.items()
@@ -73,7 +74,7 @@ def evaluate(
     prints = {name: fingerprint(model) for name, model in models.items()}
     kinds = {name: model.spec.name for name, model in models.items()}
     place.open(config, prints, kinds, domains, device, overwrite=overwrite)
-    with closing(Journal(place.rows, rank)) as journal:
+    with closing(Journal(place.rows, rank)) as journal, _threads(config.threads, device):
         if retry:
             if world > 1:
                 raise ValueError("several processes cannot retry together: start one with --retry")
@@ -156,10 +157,11 @@ class Evaluation:
 
     def predict(self, domain: Domain, sample: Sample, trial: Trial) -> tuple[Tensor, Any]:
         """Return the probabilities of a sample in the classes to score, and the method's result."""
-        method = self._method(trial)
-        result = method(load_image(enlarged(sample.image, domain.config.scale)))
+        image = load_image(enlarged(sample.image, domain.config.scale))
+        with _autocast(trial.precision, self.models[trial.networks[0]]):
+            result = self._method(trial)(image)
         size = sample.label.shape
-        probs = result.probs
+        probs = result.probs.float()
         if probs.shape[-2:] != size:
             probs = F.interpolate(probs[None], size, mode="bilinear", align_corners=False)[0]
         classes = self.models[trial.networks[0]].spec.classes
@@ -227,6 +229,24 @@ class Evaluation:
         return scores
 
 
+@contextmanager
+def _threads(number: int, device: torch.device) -> Iterator[None]:
+    """Compute with this many threads on a CPU, whatever it was before."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _autocast(precision: str, model: Any) -> torch.autocast:
+    device = next(model.parameters()).device.type
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return torch.autocast(device, kinds.get(precision), enabled=precision in kinds)
+
+
 def _read(domain: Domain, numbers: Sequence[int]) -> Iterator[tuple[int, Sample | Exception]]:
     """Yield samples, reading the next while one is dealt with."""
 
@@ -255,18 +275,3 @@ def _progress(*, shown: bool) -> Progress:
         TextColumn("{task.fields[mean_iou]}"), TimeRemainingColumn(),
     )  # fmt: skip
     return Progress(*columns, console=Console(stderr=True), disable=not shown)
-
-
-def _device(name: str) -> torch.device:
-    """Return the device of this process."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    try:
-        device = torch.zeros(1, device=name).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"there is no device {name!r} here, use --device cpu") from error
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from selfadapt.checks import check_number
 from selfadapt.data import DataConfig
 from selfadapt.data.domains import overlap
 from selfadapt.labels import ClassSpace, class_space
@@ -68,6 +69,8 @@ class MethodConfig:
     """Try all combinations, or one setting after the other."""
     same_as: str | None = None
     """The label of an earlier method, whose tuned settings are taken."""
+    precision: Literal["32", "bf16", "fp16"] = "32"
+    """Arithmetic of the network; below 32 bits by autocast, as in mixed-precision training."""
     sweep: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to show with each of these values, one at a time; nothing is chosen by them."""
 
@@ -101,6 +104,8 @@ class EvaluateConfig:
     """The methods, in the order of the tables."""
     classes: str | list[str] = "cityscapes-19"
     """The classes to score: a class space, or their names."""
+    data: str = "data"
+    """The folder of the datasets: one without a root of its own is in the folder of its name."""
     source: str | None = None
     """The domain the networks were trained on, such as gta, to show the paper's numbers beside."""
     pictures: int = 3
@@ -109,12 +114,17 @@ class EvaluateConfig:
     """What to do about an image that cannot be read."""
     device: str = "auto"
     """cpu, cuda ...; auto: a GPU if there is one. With torchrun each process has its own."""
+    threads: int = 1
+    """Threads of a process on a CPU. Sums depend on their number in the last bits, so it is not
+    taken from the machine; for more cores there is torchrun."""
 
     def __post_init__(self) -> None:
         if not self.networks:
             raise ValueError("networks must name at least one trained network")
         if not self.methods:
             raise ValueError("methods must name at least one method")
+        check_number("threads", self.threads, 1, whole=True)
+        check_number("pictures", self.pictures, 0, whole=True)
         self._check_domains()
         self._check_methods()
 
@@ -184,7 +194,7 @@ class EvaluateConfig:
     def identity(self) -> dict[str, Any]:
         """Return what decides the numbers, as plain data: all but where and how it runs."""
         content = json.loads(json.dumps(asdict(self)))
-        for key in ("pictures", "unreadable", "device", "source"):
+        for key in ("data", "pictures", "unreadable", "device", "source"):
             del content[key]
         for domain in (content["validation"], *content["targets"]):
             del domain["root"]

@@ -25,11 +25,12 @@ class Trial:
     method: str
     networks: tuple[str, ...]
     settings: dict[str, Any]
+    precision: str = "32"
 
     @property
     def key(self) -> str:
         """A short text that is the same for the same trial, and for no other."""
-        content = [self.method, self.networks, _plain(self.settings)]
+        content = [self.method, self.networks, _plain(self.settings), self.precision]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def build(self, models: Mapping[str, nn.Module]) -> Segments:
@@ -48,6 +49,8 @@ class Trial:
         """Return in words which settings differ from those the method has by itself."""
         own = {name: setting.default for name, setting in settings_of(self.method).items()}
         given = {k: v for k, v in self.settings.items() if _plain(v) != _plain(own.get(k))}
+        if self.precision != "32":
+            given["precision"] = self.precision
         return ", ".join(f"{name}={value}" for name, value in given.items())
 
 
@@ -59,7 +62,8 @@ def trial_of(config: EvaluateConfig, method: MethodConfig, **settings: Any) -> T
         if name not in HIDDEN
     }
     networks = tuple(config.networks_of(method))
-    return Trial(method.method, networks, {**known, **method.settings, **settings})
+    chosen = {**known, **method.settings, **settings}
+    return Trial(method.method, networks, chosen, method.precision)
 
 
 def sweeps_of(

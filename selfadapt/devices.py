@@ -1,0 +1,25 @@
+"""Where to compute."""
+
+import os
+
+import torch
+
+
+def find_device(name: str) -> torch.device:
+    """Return a device by name; ``auto`` takes a GPU if there is one.
+
+    Among the processes that torchrun starts, each takes the GPU of its own number.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        device = torch.zeros(1, device=name).device
+        if device.type == "meta":
+            raise RuntimeError("the meta device holds no numbers")
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"there is no device {name!r} here, use --device cpu") from error
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,94 @@
+"""Figures of a report. All of them are of numbers that stand in a table beside them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfadapt.extras import need
+
+COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
+Points = Sequence[tuple[float, float]]
+
+
+def curves(
+    lines: Mapping[str, Points], x: str, y: str, *, marked: Mapping[str, float] | None = None
+) -> Any:
+    """Draw a line for each name; ``marked`` are places on the x axis, such as what was chosen."""
+    figure, axes = _figure(6, 3.8)
+    for number, (name, points) in enumerate(lines.items()):
+        axes.plot(*zip(*points, strict=True), marker=".", color=_color(number), label=name)
+    for name, place in (marked or {}).items():
+        axes.axvline(place, color="#999999", linestyle=":", linewidth=1, label=name)
+    axes.set(xlabel=x, ylabel=y)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def scatter(groups: Mapping[str, Sequence[tuple[float, float, str]]], x: str, y: str) -> Any:
+    """Draw named points; the points of a group are joined by a line."""
+    figure, axes = _figure(6.4, 4.2)
+    for number, (name, points) in enumerate(groups.items()):
+        places = [(a, b) for a, b, _ in points]
+        style = "-" if len(points) > 1 else ""
+        axes.plot(
+            *zip(*places, strict=True), linestyle=style, marker="o", color=_color(number),
+            markersize=5, label=name if len(points) > 1 else None,
+        )  # fmt: skip
+        for a, b, text in points:
+            axes.annotate(text, (a, b), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    axes.set(xlabel=x, ylabel=y, xscale="log")
+    axes.margins(x=0.2)
+    if any(len(points) > 1 for points in groups.values()):
+        axes.legend(fontsize=8)
+    return figure
+
+
+def reliability_diagrams(bins: Mapping[str, Tensor]) -> Any:
+    """Draw accuracy over confidence for each method, and the share of pixels as bars."""
+    figure, places = _panels(len(bins), 4, 2.6, 2.7)
+    for place, (name, (pixels, accuracy, confidence)) in zip(places, bins.items(), strict=True):
+        width = 1 / len(pixels)
+        left = torch.arange(len(pixels)) * width
+        place.bar(left, pixels / pixels.sum(), width, align="edge", color="#dddddd")
+        place.plot([0, 1], [0, 1], color="#999999", linestyle=":")
+        place.plot(confidence, accuracy, marker="o", markersize=3, color=COLORS[0])
+        place.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+        place.set_title(name, fontsize=9)
+    return figure
+
+
+def histograms(changes: Mapping[str, Sequence[float]]) -> Any:
+    """Draw how the IoU of images changes, for each method."""
+    figure, places = _panels(len(changes), 3, 3.4, 2.5)
+    everything = [100 * value for values in changes.values() for value in values]
+    edges = torch.linspace(min([*everything, -1]), max([*everything, 1]), 25).tolist()
+    for number, (name, values) in enumerate(changes.items()):
+        places[number].hist([100 * value for value in values], edges, color=_color(number))
+        places[number].axvline(0, color="black", linewidth=0.8)
+        places[number].set_title(name, fontsize=9)
+        places[number].set(xlabel="change of IoU (points)", ylabel="images")
+    return figure
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    figure = need("matplotlib.figure", "report").Figure((width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _panels(number: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    """Return a figure with so many places, in rows of at most so many columns."""
+    columns = min(columns, number)
+    rows = -(-number // columns)
+    figure = need("matplotlib.figure", "report").Figure(
+        (width * columns, height * rows), layout="constrained"
+    )
+    places = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for place in places[number:]:
+        place.set_axis_off()
+    return figure, places[:number]
+
+
+def _color(number: int) -> str:
+    return COLORS[number % len(COLORS)]

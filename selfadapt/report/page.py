@@ -1,0 +1,118 @@
+"""The report: one HTML page that needs nothing else, and every table and figure as a file."""
+
+import base64
+import html
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from selfadapt.files import make_folder, written_whole
+from selfadapt.protocol.folder import read_record
+from selfadapt.protocol.results import read_results
+from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
+from selfadapt.report.sections import SECTIONS, Exhibit, Material, Section
+
+FORMATS: dict[str, Callable[[Grid], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
+
+
+def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the report of an evaluation.
+
+    Args:
+        run: The folder of the evaluation.
+        folder: Where to write ``report.html``, ``tables/`` and ``figures/``.
+        overwrite: Replace a report that is there.
+
+    Returns:
+        The page.
+    """
+    run, folder = Path(run), Path(folder)
+    page = folder / "report.html"
+    if page.exists() and not overwrite:
+        raise FileExistsError(f"{page} would be replaced; choose another folder or --overwrite")
+    results, record = read_results(run), read_record(run)
+    if not any(results.scores(results.methods[0], domain).images for domain in results.targets):
+        raise ValueError(f"no target of {run} has been segmented yet; run selfadapt evaluate first")
+    index = run / "pictures" / "index.json"
+    pictures = json.loads(index.read_text()) if index.exists() else []
+    material = Material(results, record, pictures)
+    sections = [section for make in SECTIONS if (section := make(material)) is not None]
+    for part in ("tables", "figures"):
+        make_folder(folder / part)
+    body = "".join(_section(section, run, folder) for section in sections)
+    links = " ".join(f'<a href="#{_anchor(s)}">{html.escape(s.title)}</a>' for s in sections)
+    content = PAGE.replace("LINKS", links).replace("SECTIONS", body)
+    with written_whole(page) as aside:
+        aside.write_text(content)
+    return page
+
+
+def _section(section: Section, run: Path, folder: Path) -> str:
+    parts = [f'<h2 id="{_anchor(section)}">{html.escape(section.title)}</h2>']
+    parts.append(f"<p>{html.escape(section.text)}</p>")
+    parts += [_exhibit(exhibit, folder) for exhibit in section.exhibits]
+    parts += [_picture(picture, run) for picture in section.pictures]
+    return f"<section>{''.join(parts)}</section>\n"
+
+
+def _exhibit(exhibit: Exhibit, folder: Path) -> str:
+    """Write the files of an exhibit, and return what stands on the page."""
+    shown = ""
+    if exhibit.grid is not None:
+        for suffix, to_text in FORMATS.items():
+            with written_whole(folder / "tables" / f"{exhibit.name}.{suffix}") as aside:
+                aside.write_text(to_text(exhibit.grid))
+        shown += to_html(exhibit.grid)
+    if exhibit.figure is not None:
+        drawn = io.BytesIO()
+        exhibit.figure.savefig(drawn, format="png", dpi=130)
+        with written_whole(folder / "figures" / f"{exhibit.name}.png") as aside:
+            aside.write_bytes(drawn.getvalue())
+        with written_whole(folder / "figures" / f"{exhibit.name}.pdf") as aside:
+            exhibit.figure.savefig(aside, format="pdf", metadata={"CreationDate": None})
+        shown += _image(drawn.getvalue(), exhibit.caption, "figure")
+    return f"<figure>{shown}<figcaption>{html.escape(exhibit.caption)}</figcaption></figure>"
+
+
+def _picture(picture: dict[str, Any], run: Path) -> str:
+    change = f"{100 * picture['change']:+.1f} points"
+    caption = f"{picture['domain']}, {picture['image']}, {picture['kind']}: {change}"
+    image = _image((run / "pictures" / picture["file"]).read_bytes(), caption, "picture")
+    return f"<figure>{image}<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+def _image(content: bytes, text: str, kind: str) -> str:
+    data = base64.b64encode(content).decode()
+    return f'<img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
+
+
+def _anchor(section: Section) -> str:
+    return section.title.lower().replace(" ", "-")
+
+
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>selfadapt report</title>
+<link rel="icon" href="data:,">
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem;
+  color: #1a1a1a }
+nav { display: flex; flex-wrap: wrap; gap: .3rem 1rem; margin-bottom: 2rem }
+section { margin-bottom: 3rem }
+figure { margin: 1rem 0 }
+figcaption { color: #555; font-size: .9rem }
+img { max-width: 100% } img.figure { max-height: 34rem } img.picture { width: 100% }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
+td, th { padding: .2rem .8rem .2rem 0; text-align: right; white-space: nowrap }
+td:first-child, th:first-child { text-align: left }
+tr:first-child th { border-bottom: 1px solid #888 }
+</style>
+<h1>Evaluation</h1>
+<nav>LINKS</nav>
+SECTIONS
+</html>
+"""

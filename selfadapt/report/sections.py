@@ -1,0 +1,446 @@
+"""The sections of a report: each asks the results for what it shows, and is left out without it.
+
+To add one, write a function that takes the results and returns a ``Section`` or None, and give it
+a place in ``SECTIONS``.
+"""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import nan
+from statistics import mean, median
+from typing import Any
+
+from selfadapt.metrics import Counts, class_ece, ece, iou, reliability
+from selfadapt.protocol.results import Results, Scores
+from selfadapt.protocol.tables import interval, worse
+from selfadapt.report.figures import curves, histograms, reliability_diagrams, scatter
+from selfadapt.report.formats import Cell, Grid
+from selfadapt.report.published import compared, find_number
+
+
+@dataclass
+class Exhibit:
+    """A table or a figure with its caption; ``name`` is that of its files."""
+
+    name: str
+    caption: str
+    grid: Grid | None = None
+    figure: Any = None
+
+
+@dataclass
+class Section:
+    """A part of the report."""
+
+    title: str
+    text: str
+    exhibits: list[Exhibit] = field(default_factory=list)
+    pictures: list[dict[str, Any]] = field(default_factory=list)
+    """Files in the run's folder of pictures, and what they show."""
+
+
+class Material:
+    """What sections are made of: the results, and what the run's record says beside them."""
+
+    def __init__(
+        self, results: Results, record: dict[str, Any], pictures: Sequence[dict[str, Any]]
+    ) -> None:
+        self.results, self.record, self.pictures = results, record, list(pictures)
+
+    def labels(self, methods: Collection[str]) -> list[str]:
+        """Return the labels of rows of these methods, in the order of the recipe."""
+        return [m.name for m in self.results.config.methods if m.method in methods]
+
+    def network(self, label: str) -> str:
+        """Return the architecture of a method's network."""
+        name = self.results.trial(label).networks[0]
+        return str(self.record["architectures"][name])
+
+    def grid(
+        self, labels: Sequence[str], value: Callable[[Scores], float], metric: str = "mIoU"
+    ) -> Grid:
+        """Return a number for each method and target, and the paper's below, where it has one."""
+        targets = self.results.targets
+        columns = ("method", *targets, *(["mean"] if len(targets) > 1 else []))
+        rows: list[tuple[Cell, ...]] = []
+        for label in labels:
+            scores = [self.results.scores(label, domain) for domain in targets]
+            values = [100 * value(one) if one.images else nan for one in scores]
+            rows.append((label, *_with_mean(values)))
+            if (paper := self._paper_row(label, metric)) is not None:
+                rows.append(paper)
+        return Grid(columns, rows, "high" if metric == "mIoU" else "low")
+
+    def _paper_row(self, label: str, metric: str) -> tuple[Cell, ...] | None:
+        results = self.results
+        method, network = results.method(label).method, self.network(label)
+        numbers = [
+            find_number(results.config.source, network, method, domain.dataset, metric)
+            for domain in results.config.targets
+        ]
+        if not any(numbers):
+            return None
+        # as text: in bold stands the best of ours
+        cells = [f"{number.value:.2f}" if number else "-" for number in numbers]
+        return (f"{label} (paper)", *cells, *(["-"] if len(cells) > 1 else []))
+
+
+def overview(material: Material) -> Section:
+    """All methods on all targets."""
+    results = material.results
+    grid = material.grid(results.methods, lambda scores: scores.mean_iou)
+    gains = _gains(material)
+    text = (
+        f"Settings were chosen on {results.validation}, by mIoU, and frozen; then every target was "
+        "segmented once, with the same networks and settings. Each image is segmented on its own, "
+        "from the same weights."
+    )
+    exhibits = [Exhibit("overview", "mIoU (%) on the target domains.", grid)]
+    if gains.rows:
+        caption = (
+            "Change of mIoU against the source network, in points, with the 95 % interval of a "
+            "paired bootstrap over images."
+        )
+        exhibits.append(Exhibit("gains", caption, gains))
+    return Section("All methods", text, exhibits)
+
+
+def _gains(material: Material) -> Grid:
+    results, rows = material.results, []
+    for label in results.methods:
+        reference = results.reference(label)
+        if reference in (None, label):
+            continue
+        cells = []
+        for domain in results.targets:
+            after, before = results.scores(label, domain), results.scores(str(reference), domain)
+            if not after.images or not before.images:
+                cells.append("-")
+                continue
+            low, high = interval(after, before)
+            change = after.mean_iou - before.mean_iou
+            cells.append(f"{100 * change:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]")
+        rows.append((label, *cells))
+    return Grid(("method", *results.targets), rows)
+
+
+def normalisation(material: Material) -> Section | None:
+    """SaN against t-BN and p-BN (paper Tables 2a, 7a)."""
+    labels = material.labels(("source", "p-bn", "san"))
+    if len(labels) < 2:
+        return None
+    grid = material.grid(labels, lambda scores: scores.mean_iou)
+    return Section(
+        "Normalisation",
+        "The statistics of training (t-BN), those of the image (p-BN), and a mixture (SaN). "
+        "Paper: Tables 2a and 7a.",
+        [Exhibit("normalisation", "mIoU (%).", grid)],
+    )
+
+
+def calibration(material: Material) -> Section | None:
+    """Calibration errors and reliability diagrams (paper Tables 2b, 7b, 8)."""
+    results = material.results
+    forms: dict[str, tuple[str, Callable[[Counts], float]]] = {
+        "ece_class": ("the paper's form: per class and image, 10 bins", class_ece),
+        "ece_10": ("over all pixels, 10 bins", ece),
+        "ece_15": ("over all pixels, 15 bins", lambda counts: ece(counts, 15)),
+    }
+    exhibits = []
+    for name, (caption, error) in forms.items():
+        grid = material.grid(results.methods, partial(_of_counts, error), "ECE")
+        exhibits.append(Exhibit(name, f"Expected calibration error (%), {caption}.", grid))
+    bins = {}
+    for label in results.methods:
+        zero = Counts.zero(len(results.config.space.names))
+        counts = sum((results.scores(label, d).counts for d in results.targets), zero)
+        bins[label] = reliability(counts)
+    caption = "Accuracy over confidence on all targets; bars: share of the pixels."
+    exhibits.append(Exhibit("reliability", caption, figure=reliability_diagrams(bins)))
+    return Section(
+        "Calibration",
+        "How far confidence is from accuracy. Paper: Tables 2b, 7b and 8.",
+        exhibits,
+    )
+
+
+def _of_counts(error: Callable[[Counts], float], scores: Scores) -> float:
+    return error(scores.counts)
+
+
+def adaptation(material: Material) -> Section | None:
+    """TTA against self-adaptation (Table 3), entropy minimisation and Tent (Table 5)."""
+    exhibits = []
+    groups = {
+        "tta": (("source", "san", "tta", "self-adapt"), "paper: Table 3"),
+        "entropy": (
+            ("san", "tent", "entropy", "memo", "intent", "self-adapt"), "paper: Table 5",
+        ),
+    }  # fmt: skip
+    for name, (methods, where) in groups.items():
+        labels = material.labels(methods)
+        own = {"tta"} if name == "tta" else {"tent", "entropy", "memo", "intent"}
+        if own & {material.results.method(label).method for label in labels}:
+            grid = material.grid(labels, lambda scores: scores.mean_iou)
+            exhibits.append(Exhibit(f"adaptation_{name}", f"mIoU (%); {where}.", grid))
+    if not exhibits:
+        return None
+    text = "Averaging over views, minimising entropy, and adapting to the views' pseudo-label."
+    return Section("Adaptation", text, exhibits)
+
+
+def published_methods(material: Material) -> Section | None:
+    """Methods of domain generalisation, as published (Table 4)."""
+    results = material.results
+    numbers = list(compared(results.config.source))
+    domains = {domain.dataset: domain.label for domain in results.config.targets}
+    shown = [name for name in domains if any(number.domain == name for number in numbers)]
+    if not shown:
+        return None
+    rows: list[tuple[Cell, ...]] = []
+    for key in dict.fromkeys((n.network, n.method, n.setting, n.cite) for n in numbers):
+        network, method, setting, cite = key
+        same = [n for n in numbers if (n.network, n.method, n.setting, n.cite) == key]
+        values = {number.domain: number.value for number in same}
+        name = f"{method}{f' ({setting})' if setting else ''}, {network}, {cite}"
+        rows.append((name, *(values.get(domain) for domain in shown)))
+    for label in results.methods:
+        ours = [100 * results.scores(label, domains[name]).mean_iou for name in shown]
+        rows.append((f"{label}, {material.network(label)}, this run", *ours))
+    grid = Grid(("method", *(domains[name] for name in shown)), rows)
+    text = "Numbers of other methods are quoted from the paper, Table 4; networks differ."
+    return Section("Published methods", text, [Exhibit("published", "mIoU (%).", grid)])
+
+
+def sweeps(material: Material) -> Section | None:
+    """MIoU over the settings that are swept: alpha (Fig. 5), psi and lr (Fig. 3, Table 9)."""
+    results, exhibits = material.results, []
+    for label in results.methods:
+        by_setting: dict[str, list[str]] = {}
+        for setting, value in results.sweeps(label):
+            by_setting.setdefault(setting, []).append(value)
+        for setting, values in by_setting.items():
+            exhibits += _sweep(material, label, setting, values)
+    if not exhibits:
+        return None
+    text = (
+        "One setting is changed, the others are as chosen. Nothing is chosen by these numbers. "
+        "Paper: Figures 3 and 5, Tables 9, 10 and 11."
+    )
+    return Section("Sensitivity", text, exhibits)
+
+
+def _sweep(material: Material, label: str, setting: str, values: list[str]) -> list[Exhibit]:
+    results = material.results
+    trials = {value: results.sweeps(label)[setting, value] for value in values}
+    domains = [results.validation, *results.targets]
+    rows: list[tuple[Cell, ...]] = []
+    lines: dict[str, list[tuple[float, float]]] = {domain: [] for domain in domains}
+    for value, trial in trials.items():
+        found = [results.scores_of(trial, domain) for domain in domains]
+        cells = [100 * one.mean_iou if one.images else nan for one in found]
+        times = [ms for one in found for ms in one.ms]
+        rows.append((_plain(value), *cells, _median(times)))
+        number = _number(value)
+        if number is not None:
+            for domain, cell in zip(domains, cells, strict=True):
+                lines[domain].append((number, cell))
+    name = f"sweep_{label}_{setting}".replace(" ", "_").replace("/", "_")
+    grid = Grid((setting, *domains, "ms"), rows, None)
+    caption = f"{label}: mIoU (%) by {setting}, and milliseconds for an image."
+    exhibits = [Exhibit(name, caption, grid)]
+    if len(rows) > 1 and all(len(points) == len(rows) for points in lines.values()):
+        chosen = results.choices[label].chosen.get(setting)
+        marked = {"chosen": float(chosen)} if isinstance(chosen, int | float) else {}
+        figure = curves(lines, setting, "mIoU (%)", marked=marked)
+        exhibits.append(Exhibit(f"{name}_curve", f"{label}: mIoU by {setting}.", figure=figure))
+    return exhibits
+
+
+def runtime(material: Material) -> Section | None:
+    """Accuracy over runtime (Figs. 2 and 6)."""
+    results = material.results
+    groups: dict[str, list[tuple[float, float, str]]] = {}
+    rows: list[tuple[Cell, ...]] = []
+    for label in results.methods:
+        trials = {"": results.trial(label)}
+        for (setting, value), trial in results.sweeps(label).items():
+            if setting in ("steps", "adapt"):
+                trials[f"{setting} {_plain(value)}"] = trial
+        for said, trial in trials.items():
+            scores = [results.scores_of(trial, domain) for domain in results.targets]
+            times = [ms for one in scores for ms in one.ms]
+            if not times or not all(one.images for one in scores):
+                continue
+            accuracy = mean(100 * one.mean_iou for one in scores)
+            peak = max((m for one in scores for m in one.megabytes), default=nan)
+            rows.append((f"{label} {said}".strip(), median(times), accuracy, peak))
+            group = f"{label}, {said.split()[0]}" if said else label
+            groups.setdefault(group, []).append((median(times), accuracy, said or label))
+    if not rows:
+        return None
+    grid = Grid(("method", "ms", "mIoU", "MiB"), rows)
+    by_domain: list[tuple[Cell, ...]] = [
+        (label, *(_median(results.scores(label, domain).ms) for domain in results.targets))
+        for label in results.methods
+    ]
+    figure = scatter(groups, "ms for an image (median)", "mIoU (%), mean of the targets")
+    device = material.record["device"]
+    return Section(
+        "Runtime and accuracy",
+        f"On {device}, from a decoded image to its prediction. Paper: Figures 2 and 6.",
+        [
+            Exhibit("runtime", "Median of milliseconds, mean mIoU (%), peak memory.", grid),
+            Exhibit("runtime_plot", "Accuracy over runtime.", figure=figure),
+            Exhibit(
+                "runtime_by_domain",
+                "Milliseconds for an image, by domain, and so by resolution; paper: Table 11.",
+                Grid(("method", *results.targets), by_domain, digits=0),
+            ),
+        ],
+    )
+
+
+def networks(material: Material) -> Section | None:
+    """The same methods on several networks (Table 12)."""
+    results = material.results
+    by_network: dict[str, list[str]] = {}
+    for label in results.methods:
+        by_network.setdefault(material.network(label), []).append(label)
+    if len(by_network) < 2:
+        return None
+    exhibits = [
+        Exhibit(f"network_{name}", f"{name}: mIoU (%).",
+                material.grid(labels, lambda scores: scores.mean_iou))
+        for name, labels in by_network.items()
+    ]  # fmt: skip
+    return Section("Networks", "Paper: Tables 6 and 12.", exhibits)
+
+
+def classes(material: Material) -> Section:
+    """IoU by class."""
+    results = material.results
+    names = results.config.space.names
+    exhibits = []
+    for domain in results.targets:
+        rows: list[tuple[Cell, ...]] = []
+        for label in results.methods:
+            found = iou(results.scores(label, domain).counts.confusion)
+            rows.append((label, *(100 * float(value) for value in found)))
+        grid = Grid(("method", *names), rows, "high", 1)
+        name = f"classes_{domain}".replace("/", "_").replace(" ", "_")
+        exhibits.append(Exhibit(name, f"{domain}: IoU (%) by class.", grid))
+    return Section("Classes", "A class that does not occur in a domain has no number.", exhibits)
+
+
+def images(material: Material) -> Section | None:
+    """Change by image (Fig. 11), the best and the worst images, and others (Figs. 4, 7-10)."""
+    results = material.results
+    changes: dict[str, list[float]] = {}
+    rows: list[tuple[Cell, ...]] = []
+    for label in results.methods:
+        reference = results.reference(label)
+        if reference in (None, label):
+            continue
+        values = [
+            change
+            for domain in results.targets
+            for change in results.scores(label, domain)
+            .changes(results.scores(str(reference), domain))
+            .values()
+        ]
+        if values:
+            changes[label] = values
+            shares = [100 * share for share in worse(values)]
+            rows.append((label, len(values), 100 * mean(values), 100 * min(values), *shares))
+    if not changes:
+        return None
+    columns = ("method", "images", "mean", "worst", "worse %", "by more than 5", "by more than 10")
+    caption = "Change of each image's own IoU against the source network, in points, all targets."
+    return Section(
+        "Image by image",
+        "Not every image gains. Pictures: image, ground truth, source network, adapted; black "
+        "pixels of the ground truth do not count. Paper: Figures 4 and 7 to 11.",
+        [
+            Exhibit("changes", caption, Grid(columns, rows)),
+            Exhibit("changes_histogram", caption, figure=histograms(changes)),
+        ],
+        material.pictures,
+    )
+
+
+def record(material: Material) -> Section:
+    """What was tried, chosen and run, so that each number can be traced to its rows."""
+    results = material.results
+    trials = [
+        (label, results.method(label).method, ", ".join(results.trial(label).networks),
+         results.trial(label).shown() or "as they are", results.trial(label).key)
+        for label in results.methods
+    ]  # fmt: skip
+    tried = [
+        (label, ", ".join(f"{k} {v}" for k, v in settings.items()), 100 * score,
+         "chosen" if settings == choice.chosen else "")
+        for label, choice in results.choices.items()
+        for settings, score in choice.tried
+    ]  # fmt: skip
+    domains: list[tuple[Cell, ...]] = []
+    for place, domain in enumerate(results.config.domains):
+        role = "target" if place else "validation"
+        images = material.record["identity"]["images"][domain.label]
+        failed = len(results.scores(results.methods[0], domain.label).errors)
+        domains.append((domain.label, role, images, str(failed), f"{domain.scale:g}"))
+    exhibits = [
+        Exhibit("trials", "Methods with their settings; every row of the journal has its key.",
+                Grid(("method", "is", "networks", "settings", "key"), trials)),
+        Exhibit("domains", "Domains.",
+                Grid(("domain", "role", "images", "not read", "enlarged"), domains)),
+    ]  # fmt: skip
+    if tried:
+        caption = f"What was tried on {results.validation}."
+        grid = Grid(("method", "settings", "mIoU", ""), tried)
+        exhibits.append(Exhibit("tuning", caption, grid))
+    notes = sorted(
+        {
+            note
+            for label in results.methods
+            for domain in (results.validation, *results.targets)
+            for note in results.scores(label, domain).notes
+        }
+    )
+    if notes:
+        grid = Grid(("note",), [(note,) for note in notes])
+        exhibits.append(Exhibit("notes", "What methods noted about images.", grid))
+    prints = ", ".join(f"{n} {p}" for n, p in material.record["identity"]["networks"].items())
+    text = (
+        f"PyTorch {material.record['torch']} on {material.record['device']}. Classes: "
+        f"{', '.join(material.record['classes'])}. Networks by fingerprint: {prints}."
+    )
+    return Section("How it was done", text, exhibits)
+
+
+SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
+    overview, normalisation, calibration, adaptation, published_methods, sweeps, runtime,
+    networks, classes, images, record,
+)  # fmt: skip
+
+
+def _with_mean(values: list[float]) -> list[float]:
+    return [*values, mean(values)] if len(values) > 1 else values
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else nan
+
+
+def _plain(value: str) -> str:
+    """Return a value that was written as JSON as a person writes it."""
+    content = json.loads(value)
+    return ", ".join(map(str, content)) if isinstance(content, list) else str(content)
+
+
+def _number(value: str) -> float | None:
+    content = json.loads(value)
+    number = isinstance(content, int | float) and not isinstance(content, bool)
+    return float(content) if number else None

@@ -1,0 +1,332 @@
+"""The report of an evaluation: every number from the rows, every file whole, a page on its own."""
+
+import base64
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from runs import run_cli, write_domain
+from selfadapt.models import create_model, save_model
+from selfadapt.protocol import DomainConfig, read_results
+from selfadapt.protocol.trials import Trial
+from selfadapt.recipes import find_recipe, shipped_recipes
+from selfadapt.report import write_report
+from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
+from selfadapt.report.published import compared, find_number, published
+from selfadapt.report.sections import Material, published_methods
+
+CLASSES = ["road", "car", "sky"]
+TABLES = {
+    "2a": ["gta-resnet50", "gta-resnet101"],
+    "2b": ["calibration-gta-resnet50", "calibration-gta-resnet101"],
+    "3": ["gta-resnet50", "gta-resnet101", "synthia-resnet50", "synthia-resnet101"],
+    "4": [
+        "gta-resnet50", "gta-resnet101", "synthia-resnet50", "synthia-resnet101",
+        "bound-cityscapes-resnet50", "bound-cityscapes-resnet101", "bound-bdd-resnet50",
+        "bound-bdd-resnet101", "bound-mapillary-resnet50", "bound-mapillary-resnet101",
+    ],
+    "5a": ["tent-gta-hrnet_w18"],
+    "5b": ["gta-resnet50"],
+    "6": ["norms-gta-resnet50"],
+    "7a": ["synthia-resnet50", "synthia-resnet101"],
+    "7b": ["calibration-synthia-resnet50", "calibration-synthia-resnet101"],
+    "8": ["calibration-gta-resnet50", "calibration-gta-resnet101"],
+    "9": ["sensitivity-gta-resnet50"],
+    "10": ["views-gta-resnet50"],
+    "11": ["gta-resnet50"],
+    "12": ["networks-gta"],
+    "13": ["weather-gta-resnet50"],
+}  # fmt: skip
+"""The recipes of each table of the paper that has numbers."""
+FIGURES = {
+    2: "runtime-gta-resnet50", 3: "sensitivity-gta-resnet50", 4: "gta-resnet50",
+    5: "gta-resnet50", 6: "runtime-gta-resnet50", 7: "gta-resnet50", 8: "gta-resnet50",
+    9: "gta-resnet50", 10: "gta-resnet50", 11: "gta-resnet50",
+}  # fmt: skip
+"""The recipe of each figure with results; Figure 1 is a drawing of the method."""
+
+
+def recipe(root: Path, **changes: Any) -> dict[str, Any]:
+    def domain(name: str) -> dict[str, Any]:
+        return {"dataset": "folder", "root": str(root / name), "split": "all", "classes": CLASSES}
+
+    return {
+        "networks": {"net": {"place": str(root / "net.safetensors")}},
+        "classes": CLASSES,
+        "validation": domain("dusk"),
+        "targets": [domain("fog"), domain("rain & <snow>")],
+        "methods": [
+            {"method": "source", "label": "t-BN"},
+            {"method": "san", "label": "SaN", "tune": {"alpha": [0, 0.5]}, "sweep": {"alpha": [1]}},
+            {"method": "tta", "label": "TTA", "same_as": "SaN"},
+            {"method": "tent", "label": "Tent", "settings": {"steps": 1}},
+            {"method": "self-adapt", "label": "ours", "settings": {"steps": 2},
+             "sweep": {"steps": [0, 1], "psi": [0.2, 0.9], "views": [["1"], ["1 flipped gray"]]}},
+        ],
+        "pictures": 1,
+        "device": "cpu",
+        **changes,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("evaluation")
+    for seed, name in enumerate(("dusk", "fog", "rain & <snow>")):
+        write_domain(root / name, 3, seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = create_model("deeplabv1_resnet18_slim", classes=CLASSES)
+    save_model(model, root / "net.safetensors")
+    path = root / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe(root)))
+    assert run_cli("evaluate", path, "-o", root / "run") == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(root: Path) -> Path:
+    assert run_cli("report", root / "run", "-o", root / "report") == 0
+    return root / "report" / "report.html"
+
+
+class Reader(HTMLParser):
+    """Gathers headings, images and addresses of a page, and sees that what is opened is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.images: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        given = dict(attrs)
+        if tag == "img":
+            self.images.append(given["src"])
+            assert given["alt"]
+        self.addresses += [v for k, v in attrs if k in ("src", "href") and v]
+        if tag not in ("img", "meta", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_else_and_its_images_are_whole(page: Path) -> None:
+    reader = Reader()
+    reader.feed(page.read_text())
+    assert not reader.open
+    assert all(address.startswith(("data:", "#")) for address in reader.addresses)
+    assert len(reader.images) >= 3 + 3  # figures, and a picture of each domain
+    for source in reader.images:
+        Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))).load()
+
+
+def test_every_section_that_the_run_can_fill_is_there(page: Path) -> None:
+    headings = re.findall(r"<h2 id=\"[\w-]+\">(.+?)</h2>", page.read_text())
+    assert headings == [
+        "All methods", "Normalisation", "Calibration", "Adaptation", "Sensitivity",
+        "Runtime and accuracy", "Classes", "Image by image", "How it was done",
+    ]  # fmt: skip
+
+
+def test_names_with_signs_are_shown_as_they_are(page: Path) -> None:
+    assert "rain &amp; &lt;snow&gt;" in page.read_text()
+    assert "rain & <snow>" not in page.read_text()
+
+
+def test_numbers_are_those_of_the_rows(root: Path, page: Path) -> None:
+    results = read_results(root / "run")
+    with (page.parent / "tables" / "overview.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    for label in results.methods:
+        for domain in results.targets:
+            expected = 100 * results.scores(label, domain).mean_iou
+            assert float(rows[label][domain]) == pytest.approx(expected)
+
+
+def test_every_table_is_there_in_three_forms_and_every_figure_in_two(page: Path) -> None:
+    tables = {path.name for path in (page.parent / "tables").iterdir()}
+    names = {name.rpartition(".")[0] for name in tables}
+    assert tables == {f"{name}.{suffix}" for name in names for suffix in ("md", "tex", "csv")}
+    assert {"overview", "gains", "ece_class", "changes", "tuning", "runtime"} <= names
+    figures = {path.name for path in (page.parent / "figures").iterdir()}
+    drawn = {name.rpartition(".")[0] for name in figures}
+    assert figures == {f"{name}.{suffix}" for name in drawn for suffix in ("png", "pdf")}
+    assert {"reliability", "changes_histogram", "runtime_plot", "sweep_ours_steps_curve"} <= drawn
+    for name in drawn:
+        assert (page.parent / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_sweeps_are_shown_but_choose_nothing(root: Path, page: Path) -> None:
+    chosen = json.loads((root / "run" / "chosen.json").read_text())
+    assert chosen["ours"] == {"tried": [], "chosen": {}}
+    text = (page.parent / "tables" / "sweep_ours_views.md").read_text()
+    assert "| 1 flipped gray |" in text
+
+
+def test_the_same_run_gives_the_same_tables(root: Path, page: Path, tmp_path: Path) -> None:
+    write_report(root / "run", tmp_path)
+    for path in (page.parent / "tables").iterdir():
+        assert (tmp_path / "tables" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_report_is_not_replaced_unasked(root: Path, page: Path, capsys: Any) -> None:
+    before = page.read_bytes()
+    assert run_cli("report", root / "run", "-o", page.parent) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert page.read_bytes() == before
+
+
+def test_a_folder_without_a_run_is_refused(root: Path, tmp_path: Path, capsys: Any) -> None:
+    assert run_cli("report", tmp_path, "-o", tmp_path / "report") == 2
+    assert f"there is no evaluation in {tmp_path}" in capsys.readouterr().err
+    shutil.copytree(root / "run", tmp_path / "run")
+    (tmp_path / "run" / "chosen.json").unlink()
+    assert run_cli("report", tmp_path / "run", "-o", tmp_path / "report") == 2
+    assert "has not chosen its settings yet" in capsys.readouterr().err
+
+
+def test_a_run_that_was_only_tuned_has_no_report_yet(
+    root: Path, tmp_path: Path, capsys: Any
+) -> None:
+    assert run_cli("tune", root / "recipe.yaml", "-o", tmp_path / "run") == 0
+    assert "SaN: alpha" in capsys.readouterr().out
+    assert run_cli("report", tmp_path / "run", "-o", tmp_path / "report") == 2
+    assert "no target" in capsys.readouterr().err
+
+
+def test_the_page_opens_in_a_browser(page: Path, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("there is no Chromium here")
+    for width in (1200, 400):
+        shot = tmp_path / f"{width}.png"
+        done = subprocess.run(
+            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+             f"--user-data-dir={tmp_path}/profile", f"--window-size={width},2000",
+             f"--screenshot={shot}", page.as_uri()],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        assert "CONSOLE" not in done.stderr
+        assert len(Image.open(shot).convert("L").getcolors(256) or []) > 10  # not an empty page
+
+
+# The published numbers.
+
+
+def test_numbers_of_the_paper_are_found_by_our_names() -> None:
+    assert find_number("gta", "deeplabv1_resnet50", "source", "cityscapes").value == 30.95
+    assert find_number("gta", "deeplabv1_resnet50", "self-adapt", "cityscapes").value == 45.13
+    assert find_number("gta", "deeplabv1_resnet50", "san", "cityscapes", "ECE") is not None
+    assert find_number("gta", "deeplabv1_resnet50", "memo", "cityscapes") is None
+    assert find_number(None, "deeplabv1_resnet50", "san", "cityscapes") is None
+
+
+def test_every_published_number_says_whose_it_is() -> None:
+    assert len(published()) == 519
+    assert all(number.cite and number.table in TABLES for number in published())
+    assert {number.table for number in published()} == set(TABLES)
+    assert {n.method for n in compared("gta")} >= {"RobustNet", "SAN-SAW", "self-adaptation"}
+
+
+def test_the_papers_numbers_stand_beside_ours(root: Path) -> None:
+    results = read_results(root / "run")
+    content = yaml.safe_load(find_recipe("gta-resnet50", "evaluate").read_text())
+    targets = [{**content["targets"][0], "root": "x"}, {**content["targets"][1], "root": "x"}]
+    config = results.config
+    renamed = {"fog": targets[0]["name"], "rain & <snow>": targets[1]["name"]}
+    rows = {
+        trial: [{**row, "domain": renamed.get(trial[0], trial[0])} for row in found]
+        for trial, found in results._by_trial.items()
+    }
+    results._by_trial = {(renamed.get(d, d), t): found for (d, t), found in rows.items()}
+    results.config = replace(
+        config, source="gta", targets=[DomainConfig(**target) for target in targets]
+    )
+    record = {"architectures": {"net": "deeplabv1_resnet50"}}
+    material = Material(results, record, [])
+    grid = material.grid(["t-BN", "SaN"], lambda scores: scores.mean_iou)
+    assert [row[0] for row in grid.rows] == ["t-BN", "t-BN (paper)", "SaN", "SaN (paper)"]
+    assert grid.rows[1][1:3] == ("30.95", "28.52")
+    section = published_methods(material)
+    assert section is not None
+    assert section.exhibits[0].grid is not None
+    names = [str(row[0]) for row in section.exhibits[0].grid.rows]
+    assert any("RobustNet" in name for name in names)
+    assert any("this run" in name for name in names)
+
+
+# Tables as text.
+
+GRID = Grid(("a_b", "x|y"), [("p & q", 1.0), ("r", 2.5), ("s", None), ("t", "2.50")], "high")
+
+
+def test_tables_as_text() -> None:
+    assert to_markdown(GRID).splitlines()[0] == "| a_b | x\\|y |"
+    assert "| r | **2.50** |" in to_markdown(GRID)
+    assert "p \\& q & 1.00 \\\\" in to_latex(GRID)
+    assert "r & \\textbf{2.50} \\\\" in to_latex(GRID)
+    assert to_csv(GRID).splitlines() == ["a_b,x|y", "p & q,1.0", "r,2.5", "s,", "t,2.50"]
+    assert "<td>p &amp; q</td>" in to_html(GRID)
+    assert to_html(GRID).count("<b>") == 1
+
+
+def test_the_lowest_error_is_the_best() -> None:
+    grid = Grid(("m", "ECE"), [("a", 2.0), ("b", 1.0)], "low")
+    assert "| b | **1.00** |" in to_markdown(grid)
+
+
+# The recipes that come with the package.
+
+
+def test_every_table_and_figure_of_the_paper_has_a_recipe() -> None:
+    shipped = shipped_recipes("evaluate")
+    named = {name for names in TABLES.values() for name in names} | set(FIGURES.values())
+    assert named <= set(shipped)
+    assert set(shipped) - named == {"streets", "streets-quick"}
+    assert set(FIGURES) == set(range(2, 12))
+
+
+@pytest.mark.parametrize("name", shipped_recipes("evaluate"))
+def test_a_shipped_recipe_parses(name: str, capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    """It gets as far as to miss the data or the checkpoint, and no further."""
+    if name.startswith("streets"):
+        pytest.skip("it needs nothing, so it would run")
+    monkeypatch.chdir(tmp_path)
+    assert run_cli("evaluate", name, "-o", tmp_path / "run") == 2
+    assert "data/wilddash" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_trials_with_equal_settings_are_one() -> None:
+    one = Trial("san", ("net",), {"alpha": 1, "scales": (0.5, 1.0)})
+    same = Trial("san", ("net",), {"scales": [0.5, 1], "alpha": 1.0})
+    assert one.key == same.key
+    for other in (
+        Trial("san", ("net",), {"alpha": 0.9, "scales": [0.5, 1]}),
+        Trial("san", ("other",), {"alpha": 1, "scales": [0.5, 1]}),
+        Trial("tta", ("net",), {"alpha": 1, "scales": [0.5, 1]}),
+        Trial("san", ("net",), {"alpha": 1, "scales": [0.5, 1]}, "bf16"),
+    ):
+        assert other.key != one.key
+
+
+def test_the_whole_protocol_on_the_built_in_streets(tmp_path: Path) -> None:
+    assert run_cli("evaluate", "streets-quick", "-o", tmp_path / "run") == 0
+    assert run_cli("report", tmp_path / "run", "-o", tmp_path / "report") == 0
+    text = (tmp_path / "report" / "report.html").read_text()
+    for name in ("p-BN", "SaN", "TTA", "SaN + MC-dropout", "Tent", "MEMO", "InTEnt"):
+        assert f"<td>{name}</td>" in text
