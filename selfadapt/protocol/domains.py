@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from zlib import crc32
 
@@ -22,7 +23,7 @@ class Domain:
         """What the domain is called."""
         return self.config.label
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The names of its images, in order."""
         return [pair.name for pair in self.data.pairs]

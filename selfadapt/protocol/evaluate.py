@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +36,16 @@ from selfadapt.protocol.recipe import EvaluateConfig, MethodConfig
 from selfadapt.protocol.results import read_results
 from selfadapt.protocol.rows import counts_of, row_of
 from selfadapt.protocol.tables import write_tables
-from selfadapt.protocol.trials import Trial, fingerprint, open_network, sweeps_of, trial_of
+from selfadapt.protocol.trials import (
+    Trial,
+    check_trials,
+    fingerprint,
+    open_network,
+    sweeps_of,
+    trial_of,
+)
 from selfadapt.protocol.tune import Choice, choose
+from selfadapt.result import Result
 
 POLL = 0.5
 """Seconds between two looks at what the other processes have done."""
@@ -70,6 +78,7 @@ def evaluate(
     models: dict[str, Any] = {
         name: open_network(network).to(device) for name, network in config.networks.items()
     }
+    check_trials(config, models)
     place = RunFolder(Path(folder), rank, world)
     prints = {name: fingerprint(model) for name, model in models.items()}
     kinds = {name: model.spec.name for name, model in models.items()}
@@ -91,6 +100,14 @@ def evaluate(
             write_tables(place.path, results)
             draw_pictures(place.path, results, run)
     return place.path
+
+
+class Loaded(NamedTuple):
+    """An image and its label, ready to be segmented and scored."""
+
+    sample: Sample
+    image: Tensor
+    label: Tensor
 
 
 class Evaluation:
@@ -144,9 +161,9 @@ class Evaluation:
         running = Counts.zero(len(domain.data.space.names))
         with _progress(shown=self.rank == 0 and total > 0) as progress:
             task = progress.add_task(said, total=total, mean_iou="")
-            for number, sample in _read(domain, list(missing)):
+            for number, pair in self._read(domain, list(missing)):
                 for trial in missing[number]:
-                    row = self._row(domain, number, sample, trial)
+                    row = self._row(domain, number, pair, trial)
                     self.journal.write(row)
                     if trial is trials[-1] and "error" not in row:
                         running += counts_of(row)
@@ -155,12 +172,40 @@ class Evaluation:
                     progress.advance(task)
             self._wait(domain, trials, progress)
 
-    def predict(self, domain: Domain, sample: Sample, trial: Trial) -> tuple[Tensor, Any]:
-        """Return the probabilities of a sample in the classes to score, and the method's result."""
+    def load(self, domain: Domain, number: int) -> Loaded:
+        """Read an image, enlarged as the recipe says, and its label."""
+        sample = domain.data[number]
         image = load_image(enlarged(sample.image, domain.config.scale))
+        return Loaded(sample, image, torch.from_numpy(sample.label))
+
+    def _read(
+        self, domain: Domain, numbers: Sequence[int]
+    ) -> Iterator[tuple[int, Loaded | Exception]]:
+        """Yield images with labels, reading the next while one is dealt with."""
+
+        def read(number: int) -> Loaded | Exception:
+            try:
+                return self.load(domain, number)
+            except (ValueError, OSError) as error:
+                return error
+
+        pool = ThreadPoolExecutor(1)
+        try:
+            ahead = pool.submit(read, numbers[0]) if numbers else None
+            for place, number in enumerate(numbers):
+                assert ahead is not None
+                pair = ahead.result()
+                if place + 1 < len(numbers):
+                    ahead = pool.submit(read, numbers[place + 1])
+                yield number, pair
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def predict(self, domain: Domain, pair: Loaded, trial: Trial) -> tuple[Tensor, Result]:
+        """Return the probabilities of the classes to score, and the method's result."""
         with _autocast(trial.precision, self.models[trial.networks[0]]):
-            result = self._method(trial)(image)
-        size = sample.label.shape
+            result = self._method(trial)(pair.image)
+        size = pair.label.shape
         probs = result.probs.float()
         if probs.shape[-2:] != size:
             probs = F.interpolate(probs[None], size, mode="bilinear", align_corners=False)[0]
@@ -168,22 +213,22 @@ class Evaluation:
         return in_space(probs, classes, domain.data.space), result
 
     def _row(
-        self, domain: Domain, number: int, sample: Sample | Exception, trial: Trial
+        self, domain: Domain, number: int, pair: Loaded | Exception, trial: Trial
     ) -> dict[str, Any]:
         key = Key(domain.label, domain.names[number], trial.key)
-        if isinstance(sample, Exception):
-            return self._failed(key, str(sample))
+        if isinstance(pair, Exception):
+            return self._failed(key, str(pair))
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         try:
-            probs, result = self.predict(domain, sample, trial)
+            probs, result = self.predict(domain, pair, trial)
         except torch.OutOfMemoryError:
             raise
         except (ValueError, RuntimeError, TypeError, LookupError, AssertionError) as error:
             return self._failed(key, f"{trial.method} failed: {type(error).__name__}: {error}")
         megabytes = torch.cuda.max_memory_allocated() / 2**20 if cuda else None
-        counts = count(torch.from_numpy(sample.label).to(probs.device), probs)
+        counts = count(pair.label.to(probs.device), probs)
         return row_of(key, counts, result, megabytes)
 
     def _failed(self, key: Key, reason: str) -> dict[str, Any]:
@@ -245,28 +290,6 @@ def _autocast(precision: str, model: Any) -> torch.autocast:
     device = next(model.parameters()).device.type
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return torch.autocast(device, kinds.get(precision), enabled=precision in kinds)
-
-
-def _read(domain: Domain, numbers: Sequence[int]) -> Iterator[tuple[int, Sample | Exception]]:
-    """Yield samples, reading the next while one is dealt with."""
-
-    def read(number: int) -> Sample | Exception:
-        try:
-            return domain.data[number]
-        except (ValueError, OSError) as error:
-            return error
-
-    pool = ThreadPoolExecutor(1)
-    try:
-        ahead = pool.submit(read, numbers[0]) if numbers else None
-        for place, number in enumerate(numbers):
-            assert ahead is not None
-            sample = ahead.result()
-            if place + 1 < len(numbers):
-                ahead = pool.submit(read, numbers[place + 1])
-            yield number, sample
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _progress(*, shown: bool) -> Progress:

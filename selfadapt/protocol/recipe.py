@@ -136,8 +136,6 @@ class EvaluateConfig:
             )
         if not self.targets:
             raise ValueError("targets must name at least one domain to report on")
-        domains = [self.validation, *self.targets]
-        _check_names("domain", (domain.label for domain in domains), "give one of them a name")
         for target in self.targets:
             if same_images(target, self.validation):
                 raise ValueError(
@@ -152,6 +150,8 @@ class EvaluateConfig:
                         f"the targets {other.label} and {one.label} have images in common, which "
                         "would count twice; leave out one of them"
                     )
+        names = (domain.label for domain in (self.validation, *self.targets))
+        _check_names("domain", names, "give one of them a name")
 
     def _check_methods(self) -> None:
         _check_names("method", (m.name for m in self.methods), "give one of them a label")

@@ -12,6 +12,7 @@ from torch import nn
 from selfadapt.methods import Segments, create_method, settings_of
 from selfadapt.models.create import create_model, open_model
 from selfadapt.protocol.recipe import EvaluateConfig, MethodConfig, NetworkConfig
+from selfadapt.pseudo import IGNORE
 from selfadapt.views import View
 
 HIDDEN = ("compare", "interface")
@@ -75,6 +76,24 @@ def sweeps_of(
         for setting, values in method.sweep.items()
         for value in values
     }
+
+
+def check_trials(config: EvaluateConfig, models: Mapping[str, Any]) -> None:
+    """Create every method with every value it is to be tried with, so that none fails later."""
+    for name, model in models.items():
+        if all(config.space.index(known) == IGNORE for known in model.spec.classes):
+            raise ValueError(
+                f"no class of the network {name} is scored: it has "
+                f"{', '.join(model.spec.classes)}, scored are {', '.join(config.space.names)}"
+            )
+    for method in config.methods:
+        values = [*method.tune.items(), *method.sweep.items()]
+        tried = [{setting: value} for setting, found in values for value in found]
+        for settings in ({}, *tried):
+            try:
+                trial_of(config, method, **settings).build(models)
+            except ValueError as error:
+                raise ValueError(f"{method.name}: {error}") from error
 
 
 def open_network(config: NetworkConfig) -> nn.Module:
