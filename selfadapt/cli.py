@@ -108,8 +108,9 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"selfadapt {words[0]}: {error}", file=sys.stderr)
         code = 2
     except torch.OutOfMemoryError:
-        smaller = "--batch or --augment.crop" if words[0] == "train" else "--max-pixels"
-        print(f"out of memory: try a smaller {smaller}, or the CPU", file=sys.stderr)
+        smaller = {"train": "--batch or --augment.crop", "predict": "--max-pixels"}
+        advice = smaller.get(words[0], "scale of the domains, or max_pixels among the settings")
+        print(f"out of memory: try a smaller {advice}, or the CPU", file=sys.stderr)
         code = 1
     except KeyboardInterrupt:
         print("stopped; what has been written is complete", file=sys.stderr)
@@ -421,7 +422,7 @@ VERBS = {
         _predict,
     ),
     "train": Verb(
-        "Train a network on a source domain, or go on with a run that was stopped.",
+        "Train a network on a source domain, or go on with it.",
         "selfadapt train streets-quick -o run",
         _train_arguments,
         _train,
@@ -433,7 +434,7 @@ VERBS = {
         _tune,
     ),
     "evaluate": Verb(
-        "Tune methods on a validation domain, then score them on target domains.",
+        "Tune on a validation domain, then score target domains.",
         "selfadapt evaluate streets-quick -o run",
         _evaluate_arguments,
         _evaluate,
@@ -445,7 +446,7 @@ VERBS = {
         _report,
     ),
     "check-data": Verb(
-        "Look through a dataset: missing and broken files, sizes, ids, class frequencies.",
+        "Look through a dataset for what is missing or broken.",
         "selfadapt check-data cityscapes /data/cityscapes -o sheet.png",
         _check_arguments,
         _check_data,
@@ -457,13 +458,13 @@ VERBS = {
         _methods,
     ),
     "models": Verb(
-        "List the networks that can be created by name, and how others are addressed.",
+        "List the networks by name, and how to address others.",
         "selfadapt models",
         lambda parser: None,
         _models,
     ),
     "demo": Verb(
-        "Adapt a small network, trained on rendered streets by day, to other looks of them.",
+        "See a small network adapt to streets it does not know.",
         "selfadapt demo -o demo",
         _output_arguments,
         _demo,

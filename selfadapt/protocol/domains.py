@@ -7,7 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from zlib import crc32
 
+from PIL import Image as PILImage
+
 from selfadapt.data import Dataset, Pair
+from selfadapt.data.samples import size_error
 from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig
 
 
@@ -37,6 +40,8 @@ class Domain:
 def open_domains(config: EvaluateConfig) -> list[Domain]:
     """Open the validation domain and the targets, and refuse images that are in two of them."""
     domains = [Domain(one, _rooted(one, config).open(config.space)) for one in config.domains]
+    for domain in domains:
+        _check_sizes(domain)
     _check_shared(domains)
     return domains
 
@@ -46,6 +51,20 @@ def _rooted(domain: DomainConfig, config: EvaluateConfig) -> DomainConfig:
     if domain.root is not None or domain.dataset in ("streets", "folder"):
         return domain
     return replace(domain, root=str(Path(config.data) / domain.dataset.partition("-")[0]))
+
+
+def _check_sizes(domain: Domain) -> None:
+    """Refuse a domain whose labels are of other sizes than its images, as the first files say."""
+    found = []
+    for pair in domain.data.pairs[:3] if domain.config.dataset != "streets" else ():
+        try:
+            with PILImage.open(pair.image) as image, PILImage.open(pair.label) as label:
+                found.append(None if image.size == label.size else (pair, image.size, label.size))
+        except (OSError, ValueError):  # it is reported when it is read; or the label is no picture
+            return
+    if found and all(found):
+        assert found[0] is not None
+        raise ValueError(size_error(*found[0]))
 
 
 def _check_shared(domains: Sequence[Domain]) -> None:

@@ -11,6 +11,7 @@ what the others have done. So it does not matter how many they are, nor how ofte
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -78,6 +79,9 @@ def evaluate(
     models: dict[str, Any] = {
         name: open_network(network).to(device) for name, network in config.networks.items()
     }
+    for domain in domains if rank == 0 else ():
+        for note in domain.data.notes:
+            warnings.warn(f"{domain.label}: {note}", stacklevel=2)
     check_trials(config, models)
     place = RunFolder(Path(folder), rank, world)
     prints = {name: fingerprint(model) for name, model in models.items()}
@@ -92,6 +96,7 @@ def evaluate(
         choices = run.tune()
         if rank == 0:
             place.write_choices(choices)
+        place.wait_for_choices()
         if only_tune:
             return place.path
         run.measure_all(choices)
@@ -136,9 +141,8 @@ class Evaluation:
 
             shared = choices[method.same_as].chosen if method.same_as else {}
             known = trial_of(self.config, method).settings
-            choices[method.name] = choose(
-                method, score, {name: value for name, value in shared.items() if name in known}
-            )
+            taken = {n: v for n, v in shared.items() if n in known and n not in method.settings}
+            choices[method.name] = choose(method, score, taken)
         return choices
 
     def measure_all(self, choices: dict[str, Choice]) -> None:

@@ -8,6 +8,7 @@ pictures/     images before and after
 """
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ import torch
 
 from selfadapt.files import make_folder, written_whole
 from selfadapt.protocol.domains import Domain
+from selfadapt.protocol.journal import lock_rows
 from selfadapt.protocol.recipe import EvaluateConfig
 from selfadapt.protocol.tune import Choice
 from selfadapt.recipes import differences
@@ -54,35 +56,43 @@ class RunFolder:
             "networks": dict(networks),
             "images": {domain.label: domain.fingerprint() for domain in domains},
         }
-        if overwrite:
+        there = (self.path / "record.json").exists()
+        if self.rank == 0 and not there and self._content():
+            raise FileExistsError(
+                f"{self.path} holds other files and no evaluation; give an empty or new folder"
+            )
+        if overwrite and there:
             self._clear()
-        if self.rank == 0 and not (self.path / "record.json").exists():
-            self._create(config, identity, architectures, device)
+        if self.rank == 0 and (overwrite or not there):
+            notes = [f"{domain.label}: {note}" for domain in domains for note in domain.data.notes]
+            self._create(config, identity, architectures, notes, device)
         record = self._record()
         if changed := differences(record["identity"], identity):
             raise ValueError(
                 f"{self.path} holds an evaluation that differs ({'; '.join(changed[:5])}); give "
                 "another folder, or use --overwrite to start anew"
             )
+        make_folder(self.rows)
 
     def write_choices(self, choices: Mapping[str, Choice]) -> None:
         """Write down what was tried and chosen."""
         content = {label: asdict(choice) for label, choice in choices.items()}
         self._write_json("chosen.json", content)
 
+    def wait_for_choices(self) -> None:
+        """Wait until the first process has written down what was chosen."""
+        while not (self.path / "chosen.json").exists():
+            time.sleep(0.1)
+
     def _create(
         self,
         config: EvaluateConfig,
         identity: Any,
         architectures: Mapping[str, str],
+        notes: Sequence[str],
         device: torch.device,
     ) -> None:
-        if self._others():
-            raise FileExistsError(
-                f"{self.path} holds other files and no evaluation; give an empty or new folder"
-            )
         make_folder(self.path)
-        make_folder(self.rows)
         cuda = device.type == "cuda"
         self._write_json(
             "record.json",
@@ -92,6 +102,7 @@ class RunFolder:
                 "recipe": asdict(config),
                 "classes": config.space.names,
                 "architectures": dict(architectures),
+                "notes": list(notes),
                 "torch": torch.__version__,
                 "device": torch.cuda.get_device_name(device) if cuda else "cpu",
             },
@@ -107,11 +118,11 @@ class RunFolder:
         return read_record(self.path)
 
     def _clear(self) -> None:
-        """Remove the run that is here."""
+        """Remove the run that is here, unless some process is still at it."""
         if self.world > 1:
             raise ValueError(f"several processes cannot start anew: remove {self.path} first")
-        if self._others() and not (self.path / "record.json").exists():
-            return  # not a run of ours: that is refused
+        for path in sorted(self.rows.glob("*.jsonl")):
+            os.close(lock_rows(path))
         for name in WRITTEN:
             path = self.path / name
             if path.is_dir():
@@ -119,10 +130,10 @@ class RunFolder:
             else:
                 path.unlink(missing_ok=True)
 
-    def _others(self) -> bool:
-        """Say whether the folder holds files that are not of an evaluation."""
+    def _content(self) -> list[str]:
+        """Return the names of what is in the folder, but hidden files."""
         names = (path.name for path in self.path.iterdir()) if self.path.is_dir() else ()
-        return any(name[0] != "." and name not in WRITTEN for name in names)
+        return [name for name in names if not name.startswith(".")]
 
     def _write_json(self, name: str, content: object) -> None:
         with written_whole(self.path / name) as aside:
@@ -138,6 +149,9 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no evaluation in {folder}") from None
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); use --overwrite to start anew") from error
-    if record.get("format") != FORMAT:
-        raise ValueError(f"{path} must be of the format {FORMAT!r}, got {record.get('format')!r}")
+    found = record.get("format") if isinstance(record, dict) else None
+    if found != FORMAT:
+        raise ValueError(
+            f"{path} must be of the format {FORMAT!r}, got {found!r}; use --overwrite to start anew"
+        )
     return record

@@ -41,16 +41,14 @@ class Journal:
         """The rows that are there: whether the image was segmented, or why not is written there."""
         self._read: dict[Path, int] = {}
         own = folder / f"{rank:04}.jsonl"
-        self._file = os.open(own, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            flock(self._file, LOCK_EX | LOCK_NB)
-        except OSError as error:
-            raise ValueError(
-                f"another process writes to {own}; wait for it, or give another folder"
-            ) from error
-        _drop_torn_line(own)
+        self._file = lock_rows(own)
         self._synced = time.monotonic()
-        self.refresh()
+        try:
+            self.refresh()
+            os.ftruncate(self._file, self._read.get(own, 0))  # a line that was cut short goes
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def refresh(self) -> None:
         """Take in what all processes have done since the last time."""
@@ -65,9 +63,9 @@ class Journal:
         text = json.dumps(row, separators=(",", ":"))
         line = f"{crc32(text.encode()):08x} {text}\n".encode()
         try:
-            written = os.write(self._file, line)
-            if written < len(line):  # the disk filled up in the middle: the line is torn
-                os.write(self._file, line[written:])
+            rest = line
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
         except OSError as error:
             raise OSError(
                 f"a row could not be written to {self.folder} ({error.strerror}); the rows before "
@@ -136,7 +134,14 @@ def _rows(path: Path, start: int) -> Iterator[tuple[Row, int]]:
             yield json.loads(text), start
 
 
-def _drop_torn_line(path: Path) -> None:
-    """Take off a last line whose writing was cut short, so that the next begins anew."""
-    with path.open("r+b") as file:
-        file.truncate(file.read().rfind(b"\n") + 1)
+def lock_rows(path: Path) -> int:
+    """Open a file of rows to append to, which no other process can do until it is closed."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        flock(file, LOCK_EX | LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise ValueError(
+            f"another process writes to {path}; wait for it, or give another folder"
+        ) from error
+    return file

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 import torch
 from PIL import Image as PILImage
@@ -56,7 +57,8 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
             results.scores(reference, domain.label)
         )
         for kind, image in _chosen(changes, run.config.pictures):
-            name = re.sub(r"[^\w.-]+", "_", f"{domain.label}-{kind}-{image}") + ".png"
+            words = re.sub(r"[^\w.-]+", "_", f"{domain.label}-{kind}-{image}")
+            name = f"{words}-{crc32(f'{domain.label}/{image}'.encode()):08x}.png"
             drawn.append(Picture(name, domain.label, image, kind, label, changes[image]))
             path = folder / "pictures" / name
             if path.exists():

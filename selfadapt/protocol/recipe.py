@@ -5,7 +5,7 @@ Every field here is a key of the recipe and a flag of ``selfadapt evaluate``.
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -69,7 +69,7 @@ class MethodConfig:
     """Try all combinations, or one setting after the other."""
     same_as: str | None = None
     """The label of an earlier method, whose tuned settings are taken."""
-    precision: Literal["32", "bf16", "fp16"] = "32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of the network; below 32 bits by autocast, as in mixed-precision training."""
     sweep: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to show with each of these values, one at a time; nothing is chosen by them."""
@@ -86,7 +86,7 @@ class MethodConfig:
         for kind, values in (*self.tune.items(), *self.sweep.items()):
             if not isinstance(values, list) or not values:
                 raise ValueError(f"{self.name}: {kind} must have values to try, got {values!r}")
-            if len({json.dumps(value) for value in values}) < len(values):
+            if len({json.dumps(plain(value)) for value in values}) < len(values):
                 raise ValueError(f"{self.name}: the values of {kind} must differ, got {values}")
 
 
@@ -125,6 +125,8 @@ class EvaluateConfig:
             raise ValueError("methods must name at least one method")
         check_number("threads", self.threads, 1, whole=True)
         check_number("pictures", self.pictures, 0, whole=True)
+        if twice := [name for name, times in Counter(self.space.names).items() if times > 1]:
+            raise ValueError(f"classes must differ, got {', '.join(twice)} twice")
         self._check_domains()
         self._check_methods()
 
@@ -187,6 +189,8 @@ class EvaluateConfig:
         if method.network is None:
             return list(self.networks)[: None if method.method == "ensemble" else 1]
         named = [method.network] if isinstance(method.network, str) else method.network
+        if not named:
+            raise ValueError(f"{method.name}: network must name a network, got none")
         if len(named) > 1 and method.method != "ensemble":
             raise ValueError(f"{method.name}: {method.method} takes one network, got {named}")
         return named
@@ -200,7 +204,9 @@ class EvaluateConfig:
             del domain["root"]
         for network in content["networks"].values():
             del network["place"], network["weights"]  # their tensors count
-        return content
+        for method in content["methods"]:
+            method["tune"] = list(method["tune"].items())  # one after the other, in this order
+        return json.loads(json.dumps(content))
 
 
 def same_images(one: DataConfig, other: DataConfig) -> bool:
@@ -217,3 +223,14 @@ def _check_names(what: str, names: Iterable[str], advice: str) -> None:
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{times} {what}s are called {name!r}; {advice}")
+
+
+def plain(value: Any) -> Any:
+    """Return a value such that equal ones are written in the same way: 1 and 1.0, (1,) and [1]."""
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(one) for one in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

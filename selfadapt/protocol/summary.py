@@ -1,5 +1,6 @@
 """What an evaluation says on the terminal when it is done."""
 
+from math import nan
 from pathlib import Path
 
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.table import Table
 
 from selfadapt.metrics import ece
 from selfadapt.protocol.results import Results
+from selfadapt.protocol.tables import failed_table
 
 SHOWN = 5
 
@@ -47,16 +49,12 @@ def _table(results: Results) -> Table:
         values = [100 * one.mean_iou for one in scores]
         if mean:
             values.append(sum(values) / len(values))
-        errors = [100 * ece(one.counts) for one in scores]
+        errors = [100 * ece(one.counts) if one.counts.confusion.any() else nan for one in scores]
         calibration = sum(errors) / len(errors)
         table.add_row(escape(label), *(f"{v:.2f}" for v in values), f"{calibration:.2f}")
     return table
 
 
 def _failures(results: Results) -> list[str]:
-    found = []
-    for label in results.methods:
-        for domain in (results.validation, *results.targets):
-            errors = results.scores(label, domain).errors
-            found += [f"{domain}, {image}, {label}: {why}" for image, why in errors.items()]
-    return found
+    rows = failed_table(results).rows
+    return [f"{domain}, {image}, {label}: {why}" for label, domain, image, why in rows]

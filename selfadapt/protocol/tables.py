@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from selfadapt.files import make_folder, written_whole
-from selfadapt.metrics import class_ece, ece, iou, pixel_accuracy
+from selfadapt.metrics import Counts, class_ece, ece, iou, pixel_accuracy
 from selfadapt.protocol.results import Results, Scores
 
 RESAMPLES = 1000
 WORSE = (0.0, 0.05, 0.10)
 """An image is made worse by more than this much IoU."""
+EPSILON = 1e-6
+"""What rounding may do to an IoU."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def domains_table(results: Results) -> Table:
 def _domain_row(results: Results, label: str, domain: str) -> tuple[float, ...]:
     scores, reference = results.scores(label, domain), results.reference(label)
     sizes: tuple[float, ...] = len(scores.images), len(scores.errors)
-    if not scores.images:
+    if not scores.counts.confusion.any():
         return (*sizes, *[nan] * 11)
     quality = (
         scores.mean_iou, pixel_accuracy(scores.counts.confusion), ece(scores.counts, 10),
@@ -87,7 +89,7 @@ def _domain_row(results: Results, label: str, domain: str) -> tuple[float, ...]:
     before = results.scores(reference, domain)
     low, high = interval(scores, before)
     return (
-        *sizes, *quality, scores.mean_iou - before.mean_iou, low, high,
+        *sizes, *quality, change(scores, before), low, high,
         *worse(scores.changes(before).values()),
     )  # fmt: skip
 
@@ -106,7 +108,20 @@ def _mean_row(results: Results, label: str, rows: Sequence[tuple[float, ...]]) -
 def worse(changes: Iterable[float]) -> list[float]:
     """Return the share of images made worse: at all, by more than 5, by more than 10 points."""
     changes = list(changes)
-    return [sum(c < -limit for c in changes) / max(1, len(changes)) for limit in WORSE]
+    return [sum(c < -limit - EPSILON for c in changes) / max(1, len(changes)) for limit in WORSE]
+
+
+def change(after: Scores, before: Scores) -> float:
+    """Return the change of mIoU on the images that both have segmented."""
+    both = set(after.images) & set(before.images)
+    one, other = (
+        sum(
+            (part for name, part in zip(s.images, s.parts, strict=True) if name in both),
+            Counts.zero(s.num_classes),
+        )
+        for s in (after, before)
+    )
+    return float(iou(one.confusion).nanmean() - iou(other.confusion).nanmean())
 
 
 def interval(after: Scores, before: Scores) -> tuple[float, float]:
@@ -187,7 +202,7 @@ def tuning_table(results: Results) -> Table:
 def failed_table(results: Results) -> Table:
     """Return the images that were not segmented."""
     rows: list[tuple[object, ...]] = []
-    for label, domain, scores in _all(results):
+    for label, domain, scores in (*_all(results), *_swept(results)):
         rows += [(label, domain, image, reason) for image, reason in scores.errors.items()]
     return Table(("method", "domain", "image", "reason"), rows)
 
@@ -195,17 +210,10 @@ def failed_table(results: Results) -> Table:
 def times_table(results: Results) -> Table:
     """Return milliseconds for an image, and the highest memory use on a GPU."""
     rows: list[tuple[object, ...]] = []
-    for label, domain, scores in _all(results):
+    for label, domain, scores in (*_all(results), *_swept(results)):
         if scores.ms:
             peak = max(scores.megabytes, default=nan)
             rows.append((label, domain, median(scores.ms), mean(scores.ms), peak))
-    for label in results.methods:
-        for (setting, value), trial in results.sweeps(label).items():
-            for domain in (results.validation, *results.targets):
-                if (scores := results.scores_of(trial, domain)).ms:
-                    peak = max(scores.megabytes, default=nan)
-                    name = f"{label} {setting}={value}"
-                    rows.append((name, domain, median(scores.ms), mean(scores.ms), peak))
     return Table(("method", "domain", "ms_median", "ms_mean", "MiB_peak"), rows)
 
 
@@ -213,6 +221,14 @@ def _all(results: Results) -> Iterator[tuple[str, str, Scores]]:
     for label in results.methods:
         for domain in (results.validation, *results.targets):
             yield label, domain, results.scores(label, domain)
+
+
+def _swept(results: Results) -> Iterator[tuple[str, str, Scores]]:
+    for label in results.methods:
+        for (setting, value), trial in results.sweeps(label).items():
+            if trial.key != results.trial(label).key:
+                for domain in (results.validation, *results.targets):
+                    yield f"{label} {setting}={value}", domain, results.scores_of(trial, domain)
 
 
 def _text(value: object) -> object:

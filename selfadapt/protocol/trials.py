@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from selfadapt.methods import Segments, create_method, settings_of
 from selfadapt.models.create import create_model, open_model
-from selfadapt.protocol.recipe import EvaluateConfig, MethodConfig, NetworkConfig
+from selfadapt.protocol.recipe import EvaluateConfig, MethodConfig, NetworkConfig, plain
 from selfadapt.pseudo import IGNORE
 from selfadapt.views import View
 
@@ -26,12 +26,12 @@ class Trial:
     method: str
     networks: tuple[str, ...]
     settings: dict[str, Any]
-    precision: str = "32"
+    precision: str = "fp32"
 
     @property
     def key(self) -> str:
         """A short text that is the same for the same trial, and for no other."""
-        content = [self.method, self.networks, _plain(self.settings), self.precision]
+        content = [self.method, self.networks, plain(self.settings), self.precision]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def build(self, models: Mapping[str, nn.Module]) -> Segments:
@@ -49,8 +49,8 @@ class Trial:
     def shown(self) -> str:
         """Return in words which settings differ from those the method has by itself."""
         own = {name: setting.default for name, setting in settings_of(self.method).items()}
-        given = {k: v for k, v in self.settings.items() if _plain(v) != _plain(own.get(k))}
-        if self.precision != "32":
+        given = {k: v for k, v in self.settings.items() if plain(v) != plain(own.get(k))}
+        if self.precision != "fp32":
             given["precision"] = self.precision
         return ", ".join(f"{name}={value}" for name, value in given.items())
 
@@ -107,20 +107,10 @@ def open_network(config: NetworkConfig) -> nn.Module:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return a short text that changes with any tensor of a network."""
-    digest = hashlib.sha256()
+    """Return a short text that changes with any tensor of a network, its classes and its input."""
+    about = getattr(model, "spec", None), getattr(model, "interface", None)
+    digest = hashlib.sha256(repr(about).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _plain(value: Any) -> Any:
-    """Return a value such that equal ones are written in the same way: 1 and 1.0, (1,) and [1]."""
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(one) for one in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value

@@ -33,7 +33,9 @@ def choose(
     choice = Choice(chosen=dict(start))
     for candidates in _stages(method, choice):
         scores = score(candidates)
-        choice.tried += zip(candidates, scores, strict=True)
+        known = [settings for settings, _ in choice.tried]
+        found = zip(candidates, scores, strict=True)
+        choice.tried += [one for one in found if one[0] not in known]
         best = max(range(len(scores)), key=scores.__getitem__)
         choice.chosen = dict(candidates[best])
     return choice

@@ -14,7 +14,7 @@ from typing import Any
 
 from selfadapt.metrics import Counts, class_ece, ece, iou, reliability
 from selfadapt.protocol.results import Results, Scores
-from selfadapt.protocol.tables import interval, worse
+from selfadapt.protocol.tables import change, interval, worse
 from selfadapt.report.figures import curves, histograms, reliability_diagrams, scatter
 from selfadapt.report.formats import Cell, Grid
 from selfadapt.report.published import compared, find_number
@@ -67,7 +67,7 @@ class Material:
         rows: list[tuple[Cell, ...]] = []
         for label in labels:
             scores = [self.results.scores(label, domain) for domain in targets]
-            values = [100 * value(one) if one.images else nan for one in scores]
+            values = [100 * value(one) if one.counts.confusion.any() else nan for one in scores]
             rows.append((label, *_with_mean(values)))
             if (paper := self._paper_row(label, metric)) is not None:
                 rows.append(paper)
@@ -120,8 +120,8 @@ def _gains(material: Material) -> Grid:
                 cells.append("-")
                 continue
             low, high = interval(after, before)
-            change = after.mean_iou - before.mean_iou
-            cells.append(f"{100 * change:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]")
+            gain = change(after, before)
+            cells.append(f"{100 * gain:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]")
         rows.append((label, *cells))
     return Grid(("method", *results.targets), rows)
 
@@ -345,9 +345,9 @@ def images(material: Material) -> Section | None:
         if reference in (None, label):
             continue
         values = [
-            change
+            difference
             for domain in results.targets
-            for change in results.scores(label, domain)
+            for difference in results.scores(label, domain)
             .changes(results.scores(str(reference), domain))
             .values()
         ]
@@ -401,7 +401,7 @@ def record(material: Material) -> Section:
         caption = f"What was tried on {results.validation}."
         grid = Grid(("method", "settings", "mIoU", ""), tried)
         exhibits.append(Exhibit("tuning", caption, grid))
-    notes = sorted(
+    notes = material.record["notes"] + sorted(
         {
             note
             for label in results.methods
@@ -411,7 +411,7 @@ def record(material: Material) -> Section:
     )
     if notes:
         grid = Grid(("note",), [(note,) for note in notes])
-        exhibits.append(Exhibit("notes", "What methods noted about images.", grid))
+        exhibits.append(Exhibit("notes", "What was noted about domains and images.", grid))
     prints = ", ".join(f"{n} {p}" for n, p in material.record["identity"]["networks"].items())
     text = (
         f"PyTorch {material.record['torch']} on {material.record['device']}. Classes: "

@@ -1,0 +1,832 @@
+"""Rows of an evaluation outlive any end of a process, count once, and say why images failed."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from evaluations import (
+    Place,
+    copied,
+    copy_domains,
+    evaluated,
+    fail_on,
+    files_of,
+    kill_group,
+    make_place,
+    num_rows,
+    small,
+    start_pair,
+    tables_of,
+    wait_for,
+)  # fmt: skip
+from runs import CLASSES, rows, run_cli, start_cli, write_domain, write_recipe
+from selfadapt.baselines import SaNOnly
+from selfadapt.method import Method
+from selfadapt.models.checkpoint import load_model, save_model
+from selfadapt.models.create import create_model
+from selfadapt.protocol import journal as journal_module
+from selfadapt.protocol.journal import Journal, Key, read_rows
+
+SECONDS = 120
+
+
+def row(image: str, **more: Any) -> dict[str, Any]:
+    return {"domain": "a", "image": image, "trial": "t", "gaps": [1, 2], **more}
+
+
+def key(image: str) -> Key:
+    return Key("a", image, "t")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rows").mkdir()
+    return tmp_path / "rows"
+
+
+def written(folder: Path, *given: dict[str, Any], rank: int = 0) -> Path:
+    """Write a journal, and return its file."""
+    journal = Journal(folder, rank)
+    for one in given:
+        journal.write(one)
+    journal.close()
+    return folder / f"{rank:04}.jsonl"
+
+
+# the file
+
+
+def test_rows_are_read_as_they_were_written(folder: Path) -> None:
+    given = [row("1"), row("2", error="no such file"), row("ü ☂\n3", gaps=[2**60])]
+    written(folder, *given[:2])
+    written(folder, given[2], rank=3)
+    assert list(read_rows(folder).values()) == given
+    journal = Journal(folder)
+    assert journal.done == {key("1"): True, key("2"): False, key("ü ☂\n3"): True}
+    assert list(journal.rows(lambda key: key.image == "1")) == [key("1")]
+    journal.close()
+
+
+@pytest.mark.parametrize("left", [0, 1, 8, 9, 30, -1])
+def test_a_torn_last_line_is_dropped(folder: Path, left: int) -> None:
+    path = written(folder, row("1"), row("2"))
+    whole = path.read_bytes()
+    start = whole.index(b"\n") + 1
+    path.write_bytes(whole[:start] + whole[start:][:left])
+    assert list(read_rows(folder)) == [key("1")]
+    journal = Journal(folder)
+    assert list(journal.done) == [key("1")]
+    journal.write(row("2"))
+    journal.close()
+    assert path.read_bytes() == whole
+
+
+def test_a_torn_line_of_another_process_is_left_to_it(folder: Path) -> None:
+    """It may be writing it right now."""
+    path = written(folder, row("1"), row("2"), rank=1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    journal = Journal(folder, rank=0)
+    assert list(journal.done) == [key("1")]
+    assert path.read_bytes() == whole[:-5]
+    path.write_bytes(whole)
+    journal.refresh()
+    journal.refresh()
+    assert list(journal.done) == [key("1"), key("2")]
+    journal.close()
+
+
+@pytest.mark.parametrize("place", [0, 3, 9, 20, -3])
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_a_damaged_line_is_refused_by_name(folder: Path, line: int, place: int) -> None:
+    path = written(folder, row("1"), row("2"), row("3"))
+    lines = path.read_bytes().splitlines(keepends=True)
+    damaged = bytearray(lines[line])
+    damaged[place] ^= 1
+    lines[line] = bytes(damaged)
+    path.write_bytes(b"".join(lines))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"0000\.jsonl"):
+        Journal(folder)
+    with pytest.raises(ValueError, match=r"0000\.jsonl"):
+        read_rows(folder)
+    assert path.read_bytes() == before
+
+
+def test_a_journal_that_was_refused_lets_go_of_its_file(folder: Path) -> None:
+    """So that it can be tried again once the file is restored."""
+    path = written(folder, row("1"), row("2"))
+    whole = path.read_bytes()
+    path.write_bytes(b"x" + whole)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="is not as it was written"):
+            Journal(folder)
+    path.write_bytes(whole)
+    Journal(folder).close()
+
+
+def test_a_line_that_is_there_twice_counts_once(folder: Path) -> None:
+    path = written(folder, row("1"), row("2"))
+    path.write_bytes(path.read_bytes() * 3)
+    shutil.copy(path, folder / "0007.jsonl")
+    assert list(read_rows(folder)) == [key("1"), key("2")]
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 0), (0, 0)])
+def test_a_failure_gives_way_to_a_success_wherever_it_is(
+    folder: Path, ranks: tuple[int, int]
+) -> None:
+    written(folder, row("1", error="torn"), rank=ranks[0])
+    written(folder, row("1"), rank=ranks[1])
+    assert read_rows(folder) == {key("1"): row("1")}
+    journal = Journal(folder)
+    assert journal.done == {key("1"): True}
+    journal.forget_errors()
+    assert journal.done == {key("1"): True}
+    journal.close()
+
+
+def test_one_process_at_a_time_writes_to_a_file(folder: Path) -> None:
+    first = Journal(folder)
+    with pytest.raises(ValueError, match=r"another process writes to .*0000\.jsonl"):
+        Journal(folder)
+    second = Journal(folder, rank=1)
+    second.write(row("2"))
+    first.write(row("1"))
+    first.refresh()
+    assert set(first.done) == {key("1"), key("2")}
+    first.close()
+    second.close()
+    Journal(folder).close()
+
+
+def test_a_row_that_is_written_in_pieces_is_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may write less than it is asked to, as often as it likes."""
+    real = os.write
+    monkeypatch.setattr(journal_module.os, "write", lambda file, text: real(file, text[:7]))
+    written(folder, row("1"), row("2"))
+    monkeypatch.undo()
+    assert list(read_rows(folder)) == [key("1"), key("2")]
+
+
+@pytest.mark.parametrize("room", [0, 1, 12])
+def test_a_full_disk_keeps_the_rows_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """It fills up within a row."""
+    path = written(folder, row("1"), row("2"))
+    journal = Journal(folder)
+    real = os.write
+    left = [room]
+
+    def write(file: int, text: bytes) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = real(file, text[: left[0]])
+        left[0] -= done
+        return done
+
+    monkeypatch.setattr(journal_module.os, "write", write)
+    with pytest.raises(OSError, match=r"rows.* \(No space left on device\); the rows before it"):
+        journal.write(row("3"))
+    assert key("3") not in journal.done
+    journal.close()
+    monkeypatch.undo()
+    assert list(read_rows(folder)) == [key("1"), key("2")]
+    written(folder, row("3"))
+    assert list(read_rows(folder)) == [key("1"), key("2"), key("3")]
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_a_journal_keeps_no_row_in_memory(folder: Path) -> None:
+    """Of megabytes of rows it knows only which are there."""
+    tracemalloc.start()
+    try:
+        start, _ = tracemalloc.get_traced_memory()
+        journal = Journal(folder)
+        for number in range(50):
+            journal.write(row(str(number), confusion=[10**9 + number] * 3600))
+        journal.refresh()
+        held, _ = tracemalloc.get_traced_memory()
+        journal.close()
+        again = Journal(folder)
+        held_again, _ = tracemalloc.get_traced_memory()
+        again.close()
+    finally:
+        tracemalloc.stop()
+    size = (folder / "0000.jsonl").stat().st_size
+    assert size > 1.9e6
+    assert held - start < 0.1 * size
+    assert held_again - held < 0.1 * size
+
+
+def test_opening_a_journal_takes_little_memory(folder: Path) -> None:
+    """Long runs have journals of gigabytes."""
+    path = written(folder, row("1", confusion=[10**9] * 3600))
+    path.write_bytes(path.read_bytes() * 50)
+    tracemalloc.start()
+    try:
+        Journal(folder).close()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 0.5 * path.stat().st_size
+
+
+# the run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture(scope="module")
+def whole(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small run that nothing interrupts."""
+    return evaluated(small(place), tmp_path_factory.mktemp("whole") / "run")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing catches it."""
+
+
+def killed_after(number: int, content: dict[str, Any], run: Path) -> Path:
+    """Evaluate until so many rows are written."""
+    times = iter(range(10_000))
+    with pytest.MonkeyPatch.context() as patch:
+        real = Journal.write
+
+        def write(self: Journal, one: dict[str, Any]) -> None:
+            if next(times) == number:
+                raise Killed
+            real(self, one)
+
+        patch.setattr(Journal, "write", write)
+        with pytest.raises(Killed):
+            evaluated(content, run)
+    assert num_rows(run) == number
+    return run
+
+
+def failing(*_: Any, **__: Any) -> None:
+    raise AssertionError("it is computed again")
+
+
+def cli(content: dict[str, Any], run: Path, *flags: str) -> int:
+    path = run.parent / "recipe.yaml"
+    write_recipe(path, content)
+    return run_cli("evaluate", path, "-o", run, *flags)
+
+
+def refused(content: dict[str, Any], run: Path, capsys: Any, *flags: str) -> str:
+    """Run the command line; return its one line, after looking that no file has changed."""
+    before = files_of(run)
+    capsys.readouterr()
+    code = cli(content, run, *flags)
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert "Traceback" not in said
+    assert len(said.splitlines()) == 1, said
+    assert files_of(run) == before
+    return said
+
+
+@pytest.mark.parametrize("number", [0, 1, 5, 9, 14])
+def test_a_run_goes_on_after_any_row(
+    place: Place, whole: Path, tmp_path: Path, number: int
+) -> None:
+    run = killed_after(number, small(place), tmp_path / "run")
+    evaluated(small(place), run)
+    assert tables_of(run) == tables_of(whole)
+    assert num_rows(run) == num_rows(whole) == 15
+
+
+@pytest.mark.parametrize("name", ["record.json", "chosen.json", "domains.csv", "failed.csv"])
+def test_a_run_goes_on_that_ended_before_a_file_was_in_place(
+    place: Place, whole: Path, tmp_path: Path, name: str
+) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        real = Path.replace
+
+        def replace(path: Path, target: Path) -> Path:
+            if Path(target).name == name:
+                raise Killed
+            return real(path, target)
+
+        patch.setattr(Path, "replace", replace)
+        with pytest.raises(Killed):
+            evaluated(small(place), run)
+    evaluated(small(place), run)
+    assert tables_of(run) == tables_of(whole)
+    assert (run / "chosen.json").read_bytes() == (whole / "chosen.json").read_bytes()
+
+
+def many(place: Place) -> dict[str, Any]:
+    """Return a recipe of 82 rows, which takes its time."""
+    return small(
+        place,
+        targets=[place.domain("dim"), place.domain("dark")],
+        methods=[
+            {"method": "source"},
+            {"method": "san", "tune": {"alpha": [0.0, 0.1, 0.3, 0.5]},
+             "sweep": {"alpha": [0.2, 0.4, 0.6]}},
+            {"method": "tta", "same_as": "san", "settings": {"scales": [1.0]}},
+            {"method": "tent", "same_as": "san", "tune": {"lr": [0.1, 0.01], "steps": [1, 2]},
+             "search": "in turn"},
+        ],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def single(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The larger run, in one process that nothing interrupts."""
+    return evaluated(many(place), tmp_path_factory.mktemp("single") / "run")
+
+
+def test_two_processes_killed_five_times_come_to_the_same_tables(
+    place: Place, single: Path, tmp_path: Path
+) -> None:
+    """At moments a seed gives, with the hardest signal, each time both of them."""
+    path, run = write_recipe(tmp_path / "recipe.yaml", many(place)), tmp_path / "run"
+    log, chance = tmp_path / "log", random.Random(5)
+    for _ in range(5):
+        process = start_pair(path, run, log)
+        goal = (num_rows(run) if run.exists() else 0) + chance.randint(1, 8)
+        wait_for(lambda goal=goal: num_rows(run) >= goal, process, log)
+        if chance.random() < 0.7:
+            process.join(chance.uniform(0, 0.05))
+        kill_group(process)
+    rows_then = num_rows(run)
+    assert 5 <= rows_then < num_rows(single)
+    process = start_pair(path, run, log)
+    process.join(SECONDS)
+    assert process.exitcode == 0, log.read_text()
+    assert tables_of(run) == tables_of(single)
+    assert len(list((run / "rows").glob("*.jsonl"))) == 2
+    assert len(read_rows(run / "rows")) == len(read_rows(single / "rows"))
+    assert (run / "chosen.json").read_bytes() == (single / "chosen.json").read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Method, "__call__", failing)
+        evaluated(many(place), run)  # and one process has nothing left to do
+    assert tables_of(run) == tables_of(single)
+
+
+@pytest.mark.slow
+def test_torchrun_comes_to_the_same_tables(place: Place, whole: Path, tmp_path: Path) -> None:
+    path, run = write_recipe(tmp_path / "recipe.yaml", small(place)), tmp_path / "run"
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    process = start_cli("evaluate", path, "-o", run, launcher=launcher)
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    assert tables_of(run) == tables_of(whole)
+    assert out.count("rows, settings and tables are in") == 1
+
+
+def test_a_torn_row_is_done_again(place: Place, whole: Path, tmp_path: Path) -> None:
+    run = copied(whole, tmp_path / "run")
+    path = run / "rows/0000.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+    done = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = Journal.write
+        patch.setattr(Journal, "write", lambda self, one: done.append(one) or real(self, one))
+        evaluated(small(place), run)
+    assert len(done) == 1
+    assert tables_of(run) == tables_of(whole)
+
+
+def test_a_damaged_row_stops_a_run(place: Place, whole: Path, tmp_path: Path, capsys: Any) -> None:
+    run = copied(whole, tmp_path / "run")
+    path = run / "rows/0000.jsonl"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    assert f"a row in {path}" in refused(small(place), run, capsys)
+
+
+def test_rows_that_are_there_twice_count_once(place: Place, whole: Path, tmp_path: Path) -> None:
+    run = copied(whole, tmp_path / "run")
+    path = run / "rows/0000.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines, lines[3], lines[-1], *lines[:2]]))
+    shutil.rmtree(run / "tables")
+    evaluated(small(place), run)
+    assert tables_of(run) == tables_of(whole)
+
+
+def test_a_run_that_is_complete_is_not_computed_again(
+    place: Place, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied(whole, tmp_path / "run")
+    shutil.rmtree(run / "tables")
+    before = (run / "rows/0000.jsonl").read_bytes()
+    monkeypatch.setattr(Method, "__call__", failing)
+    monkeypatch.setattr(Journal, "write", failing)
+    assert cli(small(place), run) == 0
+    assert tables_of(run) == tables_of(whole)
+    assert (run / "rows/0000.jsonl").read_bytes() == before
+
+
+def test_what_does_not_change_the_numbers_may_change(
+    place: Place, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data and the network lie elsewhere now."""
+    run = copied(whole, tmp_path / "run")
+    elsewhere = copy_domains(place, tmp_path / "elsewhere")
+    shutil.copy(place.net(), elsewhere.root)
+    elsewhere = elsewhere._replace(nets=elsewhere.root)
+    monkeypatch.setattr(Journal, "write", failing)
+    evaluated(small(elsewhere, unreadable="stop"), run)
+    assert tables_of(run) == tables_of(whole)
+
+
+# runs that are not touched
+
+
+def with_another_network(content: dict[str, Any], place: Place, tmp_path: Path) -> None:
+    content["networks"]["one"]["place"] = place.net("two")
+
+
+def with_renamed_classes(content: dict[str, Any], place: Place, tmp_path: Path) -> None:
+    """The same tensors, but what was road is car now."""
+    model = create_model("deeplabv1_resnet18_slim", classes=[CLASSES[1], CLASSES[0], CLASSES[2]])
+    model.load_state_dict(load_model(place.net()).state_dict())
+    save_model(model, tmp_path / "renamed.safetensors")
+    content["networks"]["one"]["place"] = str(tmp_path / "renamed.safetensors")
+
+
+def with_other_preprocessing(content: dict[str, Any], place: Place, tmp_path: Path) -> None:
+    """The same tensors, but the image comes in another way."""
+    model: Any = load_model(place.net())
+    model.interface = type(model.interface)(
+        **{**vars(model.interface), "mean": (0.1, 0.2, 0.3), "std": (1.0, 1.0, 1.0)}
+    )
+    save_model(model, tmp_path / "prepared.safetensors")
+    content["networks"]["one"]["place"] = str(tmp_path / "prepared.safetensors")
+
+
+def with_another_image(content: dict[str, Any], place: Place, tmp_path: Path) -> None:
+    root = copied(place.root / "dim", tmp_path / "dim")
+    extra = write_domain(tmp_path / "extra", 1, 99)
+    for kind in ("images", "labels"):
+        shutil.copy(extra / kind / "00.png", root / kind / "77.png")
+    content["targets"][0]["root"] = str(root)
+
+
+def with_one_image_less(content: dict[str, Any], place: Place, tmp_path: Path) -> None:
+    root = copied(place.root / "val", tmp_path / "val")
+    for kind in ("images", "labels"):
+        (root / kind / "01.png").unlink()
+    content["validation"]["root"] = str(root)
+
+
+def changed(*keys: Any, value: Any) -> Callable[[dict[str, Any], Place, Path], None]:
+    def change(content: dict[str, Any], place: Place, tmp_path: Path) -> None:
+        for one in keys[:-1]:
+            content = content[one]
+        content[keys[-1]] = value
+
+    return change
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any], Place, Path], None], str]] = {
+    "a tuned setting": (changed("methods", 1, "tune", value={"alpha": [0.0, 0.4]}), "methods"),
+    "one more method": (
+        changed("methods", value=[*[{"method": "source"}], {"method": "p-bn"}]),
+        "methods",
+    ),
+    "the scale": (changed("targets", 0, "scale", value=2.0), "targets"),
+    "the classes": (changed("classes", value=["road", "car"]), "classes"),
+    "the order of classes": (changed("classes", value=CLASSES[::-1]), "classes"),
+    "what labels mean": (changed("targets", 0, "classes", value=CLASSES[::-1]), "targets"),
+    "the name of a domain": (changed("targets", 0, "name", value="other"), "other"),
+    "the network": (with_another_network, "networks.one"),
+    "the classes of the network": (with_renamed_classes, "networks"),
+    "the preprocessing of the network": (with_other_preprocessing, "networks"),
+    "one more image": (with_another_image, "images.dim: 3 images.*-> 4 images"),
+    "one image less": (with_one_image_less, "images.val: 3 images.*-> 2 images"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_run_of_something_else_is_not_touched(
+    place: Place, whole: Path, tmp_path: Path, capsys: Any, name: str
+) -> None:
+    run = copied(whole, tmp_path / "run")
+    content = deepcopy(small(place))
+    change, word = CHANGES[name]
+    change(content, place, tmp_path)
+    said = refused(content, run, capsys)
+    assert f"{run} holds an evaluation that differs" in said
+    assert "--overwrite to start anew" in said
+    with pytest.raises(ValueError, match=word):
+        raise ValueError(said)
+
+
+def test_another_order_of_settings_that_are_tuned_in_turn_is_another_run(
+    place: Place, tmp_path: Path
+) -> None:
+    tune = {"steps": [1, 2], "lr": [0.1, 0.01]}
+    method = {"method": "tent", "search": "in turn"}
+    data = {"validation": place.domain("val", limit=1)}
+    run = tmp_path / "run"
+    evaluated(small(place, methods=[{**method, "tune": tune}], **data), run, only_tune=True)
+    turned = {name: tune[name] for name in reversed(tune)}
+    with pytest.raises(ValueError, match="holds an evaluation that differs"):
+        evaluated(small(place, methods=[{**method, "tune": turned}], **data), run, only_tune=True)
+
+
+def test_overwriting_starts_anew(place: Place, whole: Path, tmp_path: Path) -> None:
+    run = copied(whole, tmp_path / "run")
+    (run / "rows/0001.jsonl").write_bytes((run / "rows/0000.jsonl").read_bytes())
+    other = small(place, methods=[{"method": "source"}])
+    assert cli(other, run, "--overwrite") == 0
+    assert num_rows(run) == 6
+    assert [row["method"] for row in rows(run / "tables/domains.csv")] == ["source"] * 2
+    assert cli(small(place), run, "--overwrite") == 0
+    assert tables_of(run) == tables_of(whole)
+
+
+def test_overwriting_keeps_other_files(place: Place, whole: Path, tmp_path: Path) -> None:
+    run = copied(whole, tmp_path / "run")
+    (run / "notes.txt").write_text("mine")
+    assert cli(small(place), run) == 0
+    assert cli(small(place), run, "--overwrite") == 0
+    assert (run / "notes.txt").read_text() == "mine"
+    assert tables_of(run) == tables_of(whole)
+
+
+def test_a_damaged_record_is_said_to_be_damaged(
+    place: Place, whole: Path, tmp_path: Path, capsys: Any
+) -> None:
+    run = copied(whole, tmp_path / "run")
+    record = run / "record.json"
+    record.write_text(record.read_text()[:50])
+    assert f"{record} is damaged" in refused(small(place), run, capsys)
+    record.write_text("[]")
+    assert str(record) in refused(small(place), run, capsys)
+    record.write_text('{"format": "mine"}')
+    assert str(record) in refused(small(place), run, capsys)
+
+
+@pytest.mark.parametrize("flags", [(), ("--overwrite",)], ids=["", "overwrite"])
+@pytest.mark.parametrize("name", ["photo.jpg", "pictures/photo.jpg", "tables/mine.csv"])
+def test_a_folder_of_other_files_is_not_touched(
+    place: Place, tmp_path: Path, capsys: Any, name: str, flags: tuple[str, ...]
+) -> None:
+    run = tmp_path / "run"
+    (run / name).parent.mkdir(parents=True)
+    (run / name).write_text("mine")
+    said = refused(small(place), run, capsys, *flags)
+    assert f"{run} holds other files and no evaluation" in said
+
+
+def test_a_file_is_no_folder(place: Place, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "run").write_text("mine")
+    assert cli(small(place), tmp_path / "run") == 2
+    assert f"{tmp_path / 'run'} is a file" in capsys.readouterr().err
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+@pytest.mark.parametrize("flags", [(), ("--overwrite",), ("--retry",)], ids=str)
+def test_two_processes_do_not_write_one_run(
+    place: Place, whole: Path, tmp_path: Path, capsys: Any, flags: tuple[str, ...]
+) -> None:
+    run = copied(whole, tmp_path / "run")
+    journal = Journal(run / "rows")  # as another process would hold it
+    said = refused(small(place), run, capsys, *flags)
+    assert "another process" in said
+    journal.close()
+    assert cli(small(place), run, *flags) == 0
+
+
+# images that cannot be read
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def no_image(path: Path) -> None:
+    path.write_text("this is no image")
+
+
+def resized(path: Path) -> None:
+    Image.open(path).resize((48, 32)).save(path)
+
+
+def unknown_id(path: Path) -> None:
+    Image.fromarray(np.full((64, 96), 77, np.uint8)).save(path)
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "cut image": ("images", cut),
+    "empty image": ("images", empty),
+    "text for an image": ("images", no_image),
+    "small image": ("images", resized),
+    "cut label": ("labels", cut),
+    "unknown id": ("labels", unknown_id),
+}
+
+
+@pytest.fixture
+def mine(place: Place, tmp_path: Path) -> Place:
+    """The place in a copy that can be damaged."""
+    return copy_domains(place, tmp_path / "place")
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_an_image_that_cannot_be_read_is_a_row_with_its_reason(
+    place: Place, mine: Place, whole: Path, tmp_path: Path, capsys: Any, name: str
+) -> None:
+    kind, damage = DAMAGE[name]
+    path, run = mine.root / "dim" / kind / "01.png", tmp_path / "run"
+    good = path.read_bytes()
+    damage(path)
+    assert cli(small(mine), run) == 1
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    assert "not done: dim, 01" in out
+    failed = rows(run / "tables/failed.csv")
+    assert [(one["method"], one["domain"]) for one in failed] == [("source", "dim"), ("san", "dim")]
+    assert {one["image"] for one in failed} == {"01"}
+    for one in failed:
+        assert "01.png" in one["reason"]
+        assert "\n" not in one["reason"]
+    table = {(one["method"], one["domain"]): one for one in rows(run / "tables/domains.csv")}
+    assert (table["san", "dim"]["images"], table["san", "dim"]["failed"]) == ("2", "1")
+    assert table["san", "val"] in rows(whole / "tables/domains.csv")
+    path.write_bytes(good)
+    assert cli(small(mine), run, "--retry") == 0
+    assert tables_of(run) == tables_of(whole)
+
+
+@pytest.mark.parametrize("kind", ["images", "labels"])
+def test_a_file_without_its_partner_is_left_out_and_that_is_said(
+    mine: Place, tmp_path: Path, capsys: Any, kind: str
+) -> None:
+    (mine.root / "dim" / kind / "01.png").unlink()
+    assert cli(small(mine), tmp_path / "run") == 0
+    assert "note: dim: left out: 1" in capsys.readouterr().err
+    (note,) = json.loads((tmp_path / "run/record.json").read_text())["notes"]
+    assert "01.png" in note
+    table = {
+        (one["method"], one["domain"]): one for one in rows(tmp_path / "run/tables/domains.csv")
+    }
+    assert table["san", "dim"]["images"] == "2"
+
+
+def test_an_image_that_failed_is_tried_again_when_it_is_asked_for(
+    mine: Place, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, run = mine.root / "dim/images/01.png", tmp_path / "run"
+    good = path.read_bytes()
+    cut(path)
+    assert cli(small(mine), run) == 1
+    path.write_bytes(good)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "write", failing)
+        assert cli(small(mine), run) == 1
+    assert cli(small(mine), run, "--retry") == 0
+    monkeypatch.setattr(Journal, "write", failing)
+    assert cli(small(mine), run) == 0
+    assert cli(small(mine), run, "--retry") == 0
+    assert tables_of(run) == tables_of(whole)
+
+
+def test_an_image_of_the_validation_domain_that_cannot_be_read_is_left_out(
+    mine: Place, whole: Path, tmp_path: Path
+) -> None:
+    path, run = mine.root / "val/images/02.png", tmp_path / "run"
+    good = path.read_bytes()
+    cut(path)
+    assert cli(small(mine), run) == 1
+    one_less = small(mine, validation=mine.domain("val", limit=2))
+    evaluated(one_less, tmp_path / "less")
+    scores = [json.loads((one / "chosen.json").read_text())["san"] for one in
+              (run, tmp_path / "less")]  # fmt: skip
+    assert scores[0] == scores[1]
+    path.write_bytes(good)
+    assert cli(small(mine), run, "--retry") == 0
+    assert tables_of(run) == tables_of(whole)
+
+
+def test_a_retry_that_fails_again_says_the_new_reason(mine: Place, tmp_path: Path) -> None:
+    path, run = mine.root / "dim/images/01.png", tmp_path / "run"
+    no_image(path)
+    assert cli(small(mine), run) == 1
+    first = rows(run / "tables/failed.csv")
+    Image.new("RGB", (30, 20)).save(path)
+    assert cli(small(mine), run, "--retry") == 1
+    second = rows(run / "tables/failed.csv")
+    assert len(first) == len(second) == 2
+    assert "is not an image file" in first[0]["reason"]
+    assert "30x20" in second[0]["reason"]
+
+
+def test_a_run_can_stop_at_an_image_that_cannot_be_read(
+    mine: Place, whole: Path, tmp_path: Path, capsys: Any
+) -> None:
+    path, run = mine.root / "dim/images/01.png", tmp_path / "run"
+    good = path.read_bytes()
+    cut(path)
+    assert cli(small(mine, unreadable="stop"), run) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    said = err.splitlines()[-1]
+    assert "dim, 01: " in said
+    assert "01.png" in said
+    assert "what was done before is kept" in said
+    kept = num_rows(run)
+    assert kept == 3 * 3 + 2
+    path.write_bytes(good)
+    assert cli(small(mine, unreadable="stop"), run) == 0
+    assert num_rows(run) == 15
+    assert tables_of(run) == tables_of(whole)
+
+
+def test_a_method_that_fails_on_an_image_does_not_end_the_run(
+    place: Place, whole: Path, tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        fail_on(patch, place.root / "dim/images/02.png", SaNOnly)
+        assert cli(small(place), run) == 1
+    assert "Traceback" not in capsys.readouterr().err
+    failed = rows(run / "tables/failed.csv")
+    assert [(one["method"], one["domain"], one["image"]) for one in failed] == [
+        ("san", "dim", "02")
+    ]
+    assert "no luck" in failed[0]["reason"]
+    assert cli(small(place), run, "--retry") == 0
+    assert tables_of(run) == tables_of(whole)
+
+
+def test_the_change_is_over_the_images_that_both_have(
+    place: Place, whole: Path, tmp_path: Path
+) -> None:
+    """An image that one method alone fails on must not count as a change of the others."""
+    run = tmp_path / "run"
+    content = small(
+        place, methods=[{"method": "source"}, {"method": "san", "settings": {"alpha": 0}}]
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        fail_on(patch, place.root / "dim/images/02.png", SaNOnly)
+        assert cli(content, run) == 1
+    table = {(one["method"], one["domain"]): one for one in rows(run / "tables/domains.csv")}
+    assert float(table["san", "val"]["change"]) == 0
+    assert float(table["san", "dim"]["change"]) == 0  # SaN with alpha 0 is source
+
+
+def test_a_sweep_that_fails_is_no_secret(place: Place, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    methods = [{"method": "source"}, {"method": "san", "sweep": {"alpha": [0.5]}}]
+    with pytest.MonkeyPatch.context() as patch:
+        fail_on(patch, place.root / "dim/images/01.png", SaNOnly, alpha=0.5)
+        code = cli(small(place, methods=methods), run)
+    assert code == 1
+    assert "no luck" in (run / "tables/failed.csv").read_text()
+
+
+def test_a_full_disk_stops_a_run_that_goes_on_later(
+    place: Place, whole: Path, tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        real, times = os.write, iter(range(1000))
+
+        def write(file: int, text: bytes) -> int:
+            if b'"confusion"' in text and next(times) >= 7:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(file, text)
+
+        patch.setattr(journal_module.os, "write", write)
+        assert cli(small(place), run) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    said = err.splitlines()[-1]
+    assert f"a row could not be written to {run / 'rows'} (No space left on device)" in said
+    assert "the rows before it are kept" in said
+    assert num_rows(run) == 7
+    assert cli(small(place), run) == 0
+    assert num_rows(run) == 15
+    assert tables_of(run) == tables_of(whole)
