@@ -67,10 +67,12 @@ def main() -> None:
         run.loaded = Loaded(
             Sample("one", Image.fromarray(picture), label), image, torch.from_numpy(label)
         )
-        run.measure(domains[0], [trial], "warm-up")
+        with run.progress() as progress:
+            run.measure(domains[0], [trial], "warm-up", progress)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
-        run.measure(domains[1], [trial], "measured")
+        with run.progress() as progress:
+            run.measure(domains[1], [trial], "measured", progress)
         total = 1000 * (time.perf_counter() - start) / args.images
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         rows = journal.rows(lambda key: key.domain == domains[1].label)

@@ -12,7 +12,7 @@ what the others have done. So it does not matter how many they are, nor how ofte
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,7 +21,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from torch import Tensor
 
 from selfadapt.data import Sample
@@ -153,28 +160,38 @@ class Evaluation:
             own = [trial_of(self.config, method, **chosen)]
             for trial in [*own, *sweeps_of(self.config, method, chosen).values()]:
                 trials[trial.key] = trial
-        for domain in self.domains:
-            self.measure(domain, list(trials.values()), domain.label)
+        every = list(trials.values())
+        with self.progress() as progress:
+            left = sum(len(t) for d in self.domains for t in self._missing(d, every).values())
+            overall = progress.add_task("all domains", total=left, said="", visible=left > 0)
+            for domain in self.domains:
+                self.measure(domain, every, domain.label, progress, overall)
 
-    def measure(self, domain: Domain, trials: Sequence[Trial], said: str) -> None:
+    def measure(
+        self,
+        domain: Domain,
+        trials: Sequence[Trial],
+        name: str,
+        progress: Progress,
+        overall: TaskID | None = None,
+    ) -> None:
         """Make sure that there is a row for every image of a domain and every trial."""
-        numbers = range(self.rank, len(domain.data), self.world)
-        missing = {n: [t for t in trials if not self._done(domain, n, t)] for n in numbers}
-        missing = {number: left for number, left in missing.items() if left}
-        total = sum(len(left) for left in missing.values())
+        missing = self._missing(domain, trials)
+        total = sum(map(len, missing.values()))
+        task = progress.add_task(name, total=total, said="", visible=total > 0)
         running = Counts.zero(len(domain.data.space.names))
-        with _progress(shown=self.rank == 0 and total > 0) as progress:
-            task = progress.add_task(said, total=total, mean_iou="")
-            for number, pair in self._read(domain, list(missing)):
-                for trial in missing[number]:
-                    row = self._row(domain, number, pair, trial)
-                    self.journal.write(row)
-                    if trial is trials[-1] and "error" not in row:
-                        running += counts_of(row)
-                        shown = f"mIoU {100 * float(iou(running.confusion).nanmean()):.1f}"
-                        progress.update(task, mean_iou=shown)
-                    progress.advance(task)
-            self._wait(domain, trials, progress)
+        for number, loaded in self._read(domain, list(missing)):
+            for trial in missing[number]:
+                row = self._row(domain, number, loaded, trial)
+                self.journal.write(row)
+                if trial is trials[-1] and "error" not in row:
+                    running += counts_of(row)
+                    shown = f"mIoU {100 * float(iou(running.confusion).nanmean()):.1f}"
+                    progress.update(task, said=shown)
+                for one in (task, overall):
+                    if one is not None:
+                        progress.advance(one)
+        self._wait(domain, trials, lambda: progress.update(task, said="waiting for the others"))
 
     def load(self, domain: Domain, number: int) -> Loaded:
         """Read an image, enlarged as the recipe says, and its label."""
@@ -198,18 +215,18 @@ class Evaluation:
             ahead = pool.submit(read, numbers[0]) if numbers else None
             for place, number in enumerate(numbers):
                 assert ahead is not None
-                pair = ahead.result()
+                loaded = ahead.result()
                 if place + 1 < len(numbers):
                     ahead = pool.submit(read, numbers[place + 1])
-                yield number, pair
+                yield number, loaded
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def predict(self, domain: Domain, pair: Loaded, trial: Trial) -> tuple[Tensor, Result]:
+    def predict(self, domain: Domain, loaded: Loaded, trial: Trial) -> tuple[Tensor, Result]:
         """Return the probabilities of the classes to score, and the method's result."""
         with _autocast(trial.precision, self.models[trial.networks[0]]):
-            result = self._method(trial)(pair.image)
-        size = pair.label.shape
+            result = self._method(trial)(loaded.image)
+        size = loaded.label.shape
         probs = result.probs.float()
         if probs.shape[-2:] != size:
             probs = F.interpolate(probs[None], size, mode="bilinear", align_corners=False)[0]
@@ -217,22 +234,22 @@ class Evaluation:
         return in_space(probs, classes, domain.data.space), result
 
     def _row(
-        self, domain: Domain, number: int, pair: Loaded | Exception, trial: Trial
+        self, domain: Domain, number: int, loaded: Loaded | Exception, trial: Trial
     ) -> dict[str, Any]:
         key = Key(domain.label, domain.names[number], trial.key)
-        if isinstance(pair, Exception):
-            return self._failed(key, str(pair))
+        if isinstance(loaded, Exception):
+            return self._failed(key, str(loaded))
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         try:
-            probs, result = self.predict(domain, pair, trial)
+            probs, result = self.predict(domain, loaded, trial)
         except torch.OutOfMemoryError:
             raise
         except (ValueError, RuntimeError, TypeError, LookupError, AssertionError) as error:
             return self._failed(key, f"{trial.method} failed: {type(error).__name__}: {error}")
         megabytes = torch.cuda.max_memory_allocated() / 2**20 if cuda else None
-        counts = count(pair.label.to(probs.device), probs)
+        counts = count(loaded.label.to(probs.device), probs)
         return row_of(key, counts, result, megabytes)
 
     def _failed(self, key: Key, reason: str) -> dict[str, Any]:
@@ -248,21 +265,36 @@ class Evaluation:
     def _done(self, domain: Domain, number: int, trial: Trial) -> bool:
         return Key(domain.label, domain.names[number], trial.key) in self.journal.done
 
-    def _wait(self, domain: Domain, trials: Sequence[Trial], progress: Progress) -> None:
+    def _missing(self, domain: Domain, trials: Sequence[Trial]) -> dict[int, list[Trial]]:
+        """Return what is left to do for this process, by the number of the image."""
+        numbers = range(self.rank, len(domain.data), self.world)
+        left = {n: [t for t in trials if not self._done(domain, n, t)] for n in numbers}
+        return {number: trials for number, trials in left.items() if trials}
+
+    def _wait(self, domain: Domain, trials: Sequence[Trial], say: Callable[[], None]) -> None:
         """Wait until the other processes have done their share."""
         while self.world > 1:
             self.journal.refresh()
             numbers = range(len(domain.data))
             if all(self._done(domain, number, trial) for number in numbers for trial in trials):
                 return
-            progress.update(progress.task_ids[-1], mean_iou="waiting for the other processes")
+            say()
             time.sleep(POLL)
+
+    def progress(self) -> Progress:
+        """Return what shows how far a run has come."""
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"), TimeRemainingColumn(),
+        )  # fmt: skip
+        return Progress(*columns, console=Console(stderr=True), disable=self.rank > 0)
 
     def _validated(self, method: MethodConfig, settings: Sequence[dict[str, Any]]) -> list[float]:
         """Return the mean IoU of a method on the validation domain, with each of some settings."""
         domain = self.domains[0]
         trials = [trial_of(self.config, method, **one) for one in settings]
-        self.measure(domain, trials, f"tuning {method.name}")
+        with self.progress() as progress:
+            self.measure(domain, trials, f"tuning {method.name}", progress)
         totals = {trial.key: Counts.zero(len(domain.data.space.names)) for trial in trials}
         rows = self.journal.rows(lambda key: key.domain == domain.label and key.trial in totals)
         for key, row in rows.items():
@@ -294,11 +326,3 @@ def _autocast(precision: str, model: Any) -> torch.autocast:
     device = next(model.parameters()).device.type
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return torch.autocast(device, kinds.get(precision), enabled=precision in kinds)
-
-
-def _progress(*, shown: bool) -> Progress:
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("{task.fields[mean_iou]}"), TimeRemainingColumn(),
-    )  # fmt: skip
-    return Progress(*columns, console=Console(stderr=True), disable=not shown)

@@ -63,13 +63,13 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
             path = folder / "pictures" / name
             if path.exists():
                 continue
-            pair = run.load(domain, places[image])
+            loaded = run.load(domain, places[image])
             maps = [
-                run.predict(domain, pair, results.trial(method))[0].argmax(dim=0).cpu()
+                run.predict(domain, loaded, results.trial(method))[0].argmax(dim=0).cpu()
                 for method in (reference, label)
             ]
             with written_whole(path) as aside:
-                _panel(pair.sample, maps, results).save(aside, format="PNG", optimize=True)
+                _panel(loaded.sample, maps, results).save(aside, format="PNG", optimize=True)
     with written_whole(folder / "pictures" / "index.json") as aside:
         aside.write_text(json.dumps([picture._asdict() for picture in drawn], indent=1) + "\n")
 
