@@ -696,7 +696,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "2 methods are called 'x'",
     ),
     "unknown network": (
-        methods({"method": "san", "network": "oen"}),
+        methods({"method": "san", "network": "onee"}),
         "no network 'oen'; did you mean 'one'",
     ),
     "two networks for one": (
@@ -723,7 +723,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "methods left out": (without("methods"), "methods"),
     "no networks": (set_at("networks", value={}), "networks must name at least one"),
     "networks left out": (without("networks"), "networks"),
-    "unknown key": (set_at("validaton", value=1), "validaton"),
+    "unknown key": (set_at("validationn", value=1), "validationn"),
     "unknown key of a domain": (set_at("validation", "spilt", value="all"), "spilt"),
     "unknown key of a method": (methods({"method": "san", "tuned": {"alpha": [0]}}), "tuned"),
     "unknown key of a network": (set_at("networks", "one", "pace", value="x"), "pace"),

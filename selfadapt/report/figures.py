@@ -9,6 +9,7 @@ from torch import Tensor
 from selfadapt.extras import need
 
 COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
+MARKERS = ("o", "s", "^", "D")
 Points = Sequence[tuple[float, float]]
 
 
@@ -27,21 +28,22 @@ def curves(
 
 
 def scatter(groups: Mapping[str, Sequence[tuple[float, float, str]]], x: str, y: str) -> Any:
-    """Draw named points; the points of a group are joined by a line."""
-    figure, axes = _figure(6.4, 4.2)
+    """Draw the points of each group, named beside the figure; several are joined and named."""
+    figure, axes = _figure(7.6, 4.2)
     for number, (name, points) in enumerate(groups.items()):
         places = [(a, b) for a, b, _ in points]
-        style = "-" if len(points) > 1 else ""
         axes.plot(
-            *zip(*places, strict=True), linestyle=style, marker="o", color=_color(number),
-            markersize=5, label=name if len(points) > 1 else None,
+            *zip(*places, strict=True), linestyle="-" if len(points) > 1 else "", label=name,
+            marker=MARKERS[number // len(COLORS) % len(MARKERS)], color=_color(number),
         )  # fmt: skip
-        for a, b, text in points:
-            axes.annotate(text, (a, b), xytext=(4, 4), textcoords="offset points", fontsize=8)
+        for a, b, text in points if len(points) > 1 else ():
+            axes.annotate(text, (a, b), xytext=(4, -10), textcoords="offset points", fontsize=7)
     axes.set(xlabel=x, ylabel=y, xscale="log")
-    axes.margins(x=0.2)
-    if any(len(points) > 1 for points in groups.values()):
-        axes.legend(fontsize=8)
+    ticks = need("matplotlib.ticker", "report")
+    axes.xaxis.set_major_locator(ticks.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
