@@ -697,7 +697,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "unknown network": (
         methods({"method": "san", "network": "onee"}),
-        "no network 'oen'; did you mean 'one'",
+        "no network 'onee'; did you mean 'one'",
     ),
     "two networks for one": (
         methods({"method": "san", "network": ["one", "two"]}),
