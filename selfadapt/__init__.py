@@ -14,9 +14,8 @@ from selfadapt.models import MODELS, Interface, create_model, load_model, open_m
 from selfadapt.norm import apply_san, remove_san, san
 from selfadapt.pseudo import fuse, pseudo_label
 from selfadapt.result import Result
+from selfadapt.version import __version__
 from selfadapt.views import View, every_view, paper_views
-
-__version__ = "0.1.0"
 
 __all__ = [
     "METHODS",
@@ -25,6 +24,7 @@ __all__ = [
     "Result",
     "SelfAdapt",
     "View",
+    "__version__",
     "add_dropout",
     "apply_san",
     "create_method",

@@ -345,13 +345,17 @@ def _check_data(args: Namespace) -> int:
     )  # fmt: skip
 
 
-def _train_arguments(parser: ArgumentParser) -> None:
+def _recipe_argument(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--recipe",
         action=ActionConfigFile,
-        help="YAML file, or the name of a shipped recipe; the word RECIPE after the verb is short "
-        "for this. Flags that follow change it.",
+        help="YAML file. The word RECIPE after the verb is short for this, and may be the name of "
+        "a shipped recipe. Flags that follow change it.",
     )
+
+
+def _train_arguments(parser: ArgumentParser) -> None:
+    _recipe_argument(parser)
     _output_arguments(parser)
     parser.add_class_arguments(TrainConfig)
 
@@ -364,12 +368,7 @@ def _train(args: Namespace) -> int:
 
 
 def _evaluate_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--recipe",
-        action=ActionConfigFile,
-        help="YAML file, or the name of a shipped recipe; the word RECIPE after the verb is short "
-        "for this. Flags that follow change it.",
-    )
+    _recipe_argument(parser)
     _output_arguments(parser)
     parser.add_argument(
         "--retry", action="store_true", help="Try images again that could not be segmented."

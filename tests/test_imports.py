@@ -8,7 +8,7 @@ import selfadapt
 
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
-    {"names", "checks", "devices", "files", "extras", "pseudo", "views", "result"},
+    {"names", "checks", "devices", "files", "extras", "pseudo", "version", "views", "result"},
     {"labels", "recipes"},
     {"norm", "dropout", "images", "metrics", "streets"},
     {"models", "data"},

@@ -24,7 +24,7 @@ from selfadapt.protocol.trials import Trial
 from selfadapt.recipes import find_recipe, shipped_recipes
 from selfadapt.report import write_report
 from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
-from selfadapt.report.published import compared, find_number, published
+from selfadapt.report.published import compared, find_number, is_published, names_of, published
 from selfadapt.report.sections import Material, published_methods
 
 CLASSES = ["road", "car", "sky"]
@@ -208,6 +208,53 @@ def test_a_run_that_was_only_tuned_has_no_report_yet(
     assert "no target" in capsys.readouterr().err
 
 
+def test_a_report_does_not_replace_the_tables_of_its_run(root: Path, capsys: Any) -> None:
+    before = (root / "run" / "tables" / "domains.csv").read_bytes()
+    assert run_cli("report", root / "run", "-o", root / "run", "--overwrite") == 2
+    assert "holds an evaluation" in capsys.readouterr().err
+    assert (root / "run" / "tables" / "domains.csv").read_bytes() == before
+
+
+def test_a_run_that_is_not_complete_says_so(root: Path, page: Path, tmp_path: Path) -> None:
+    assert "not complete" not in page.read_text()
+    shutil.copytree(root / "run", tmp_path / "run")
+    (path,) = (tmp_path / "run" / "rows").iterdir()
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+    text = write_report(tmp_path / "run", tmp_path / "report").read_text()
+    assert "This run is not complete: 2 rows are missing." in text
+
+
+def test_a_domain_that_is_not_in_the_mean(root: Path, tmp_path: Path) -> None:
+    content = recipe(root)
+    content["targets"][1]["in_mean"] = False
+    content["methods"] = content["methods"][:2]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert run_cli("evaluate", path, "-o", tmp_path / "run") == 0
+    with (tmp_path / "run" / "tables" / "domains.csv").open() as file:
+        found = {(row["method"], row["domain"]): row["mIoU"] for row in csv.DictReader(file)}
+    assert found["SaN", "mean of targets"] == found["SaN", "fog"] != found["SaN", "rain & <snow>"]
+
+
+def test_a_network_that_was_chosen_on_a_target_is_refused(
+    root: Path, tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "trained"
+    run.mkdir()
+    shutil.copy(root / "net.safetensors", run / "best.safetensors")
+    content = recipe(root, networks={"net": {"place": str(run)}})
+    seen = {k: v for k, v in content["targets"][0].items() if k != "in_mean"}
+    other = {**seen, "root": str(root / "elsewhere")}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    for part, said in (("source", "was trained on"), ("validation", "was chosen on")):
+        trained = {"source": other, "validation": other, part: seen}
+        (run / "recipe.json").write_text(json.dumps(trained))
+        assert run_cli("evaluate", path, "-o", tmp_path / "run") == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_page_opens_in_a_browser(page: Path, tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
@@ -227,12 +274,48 @@ def test_the_page_opens_in_a_browser(page: Path, tmp_path: Path) -> None:
 # The published numbers.
 
 
+def number(trial: Trial, domain: str, metric: str = "mIoU", **network: Any) -> float | None:
+    """Return what the paper has for a trial of its ResNet-50 trained on GTA."""
+    found = find_number("gta", "deeplabv1_resnet50", names_of(trial, **network), domain, metric)
+    return None if found is None else found.value
+
+
+def trial(method: str, **settings: Any) -> Trial:
+    return Trial(method, ("net",), settings)
+
+
 def test_numbers_of_the_paper_are_found_by_our_names() -> None:
-    assert find_number("gta", "deeplabv1_resnet50", "source", "cityscapes").value == 30.95
-    assert find_number("gta", "deeplabv1_resnet50", "self-adapt", "cityscapes").value == 45.13
-    assert find_number("gta", "deeplabv1_resnet50", "san", "cityscapes", "ECE") is not None
-    assert find_number("gta", "deeplabv1_resnet50", "memo", "cityscapes") is None
-    assert find_number(None, "deeplabv1_resnet50", "san", "cityscapes") is None
+    """Read off the paper's tables by hand."""
+    assert number(trial("source"), "cityscapes") == 30.95
+    assert number(trial("san", alpha=0.1), "cityscapes") == 37.54
+    assert number(trial("self-adapt", alpha=0.1), "cityscapes") == 45.13
+    assert number(trial("self-adapt", alpha=0.1), "mapillary") == 47.49
+    assert number(trial("mc-dropout", alpha=0), "cityscapes", "ECE", dropout=0.1) == 30.29
+    assert number(trial("mc-dropout", alpha=0.1), "cityscapes", "ECE", dropout=0.1) == 25.50
+    assert number(trial("source"), "cityscapes", norm="sn") != 30.95
+
+
+@pytest.mark.parametrize(
+    ("of", "network"),
+    [
+        (trial("memo", alpha=0.1), {}),
+        (trial("tta", alpha=0), {}),
+        (trial("self-adapt", alpha=0), {}),
+        (trial("san", alpha=0.1), {"norm": "bin"}),
+        (trial("source"), {"dropout": 0.1}),
+    ],
+)
+def test_what_the_paper_has_not_has_no_number(of: Trial, network: dict[str, Any]) -> None:
+    assert number(of, "cityscapes", **network) is None
+
+
+def test_a_part_of_a_domain_has_no_published_number() -> None:
+    whole = DomainConfig(dataset="cityscapes", split="val")
+    assert is_published(whole, "gta", "cityscapes-19")
+    assert not is_published(whole, "gta", "synthia-16")
+    assert not is_published(whole, None, "cityscapes-19")
+    for change in ({"limit": 5}, {"scale": 2.0}, {"split": "train"}, {"names": "some.txt"}):
+        assert not is_published(replace(whole, **change), "gta", "cityscapes-19")
 
 
 def test_every_published_number_says_whose_it_is() -> None:
@@ -242,7 +325,7 @@ def test_every_published_number_says_whose_it_is() -> None:
     assert {n.method for n in compared("gta")} >= {"RobustNet", "SAN-SAW", "self-adaptation"}
 
 
-def test_the_papers_numbers_stand_beside_ours(root: Path) -> None:
+def test_the_papers_numbers_stand_beside_ours(root: Path, monkeypatch: Any) -> None:
     results = read_results(root / "run")
     content = yaml.safe_load(find_recipe("gta-resnet50", "evaluate").read_text())
     targets = [{**content["targets"][0], "root": "x"}, {**content["targets"][1], "root": "x"}]
@@ -254,12 +337,16 @@ def test_the_papers_numbers_stand_beside_ours(root: Path) -> None:
     }
     results._by_trial = {(renamed.get(d, d), t): found for (d, t), found in rows.items()}
     results.config = replace(
-        config, source="gta", targets=[DomainConfig(**target) for target in targets]
+        config,
+        source="gta",
+        targets=[DomainConfig(**target) for target in targets],
     )
-    record = {"architectures": {"net": "deeplabv1_resnet50"}}
+    monkeypatch.setattr("selfadapt.report.sections.is_published", lambda *_: True)
+    spec = {"name": "deeplabv1_resnet50", "norm": "bn", "dropout": 0.0}
+    record = {"networks": {"net": spec}}
     material = Material(results, record, [])
     grid = material.grid(["t-BN", "SaN"], lambda scores: scores.mean_iou)
-    assert [row[0] for row in grid.rows] == ["t-BN", "t-BN (paper)", "SaN", "SaN (paper)"]
+    assert [row[0] for row in grid.rows] == ["t-BN", "t-BN, published", "SaN", "SaN, published"]
     assert grid.rows[1][1:3] == ("30.95", "28.52")
     section = published_methods(material)
     assert section is not None

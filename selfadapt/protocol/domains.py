@@ -32,7 +32,10 @@ class Domain:
         return [pair.name for pair in self.data.pairs]
 
     def fingerprint(self) -> str:
-        """Return a short text that changes with the images, or with what their labels mean."""
+        """Return a short text that changes with the names of the images and what labels mean.
+
+        Their content is left out, so that a damaged file can be repaired.
+        """
         content = self.names, sorted(self.data.table.ids.items()), self.config.scale
         return f"{len(self.data)} images, {crc32(repr(content).encode()):08x}"
 

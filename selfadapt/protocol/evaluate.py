@@ -46,8 +46,8 @@ from selfadapt.protocol.rows import counts_of, row_of
 from selfadapt.protocol.tables import write_tables
 from selfadapt.protocol.trials import (
     Trial,
+    check_training,
     check_trials,
-    fingerprint,
     open_network,
     sweeps_of,
     trial_of,
@@ -82,6 +82,7 @@ def evaluate(
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = find_device(config.device)
+    check_training(config)
     domains = open_domains(config)
     models: dict[str, Any] = {
         name: open_network(network).to(device) for name, network in config.networks.items()
@@ -91,9 +92,7 @@ def evaluate(
             warnings.warn(f"{domain.label}: {note}", stacklevel=2)
     check_trials(config, models)
     place = RunFolder(Path(folder), rank, world)
-    prints = {name: fingerprint(model) for name, model in models.items()}
-    kinds = {name: model.spec.name for name, model in models.items()}
-    place.open(config, prints, kinds, domains, device, overwrite=overwrite)
+    place.open(config, models, domains, device, overwrite=overwrite)
     with closing(Journal(place.rows, rank)) as journal, _threads(config.threads, device):
         if retry:
             if world > 1:
@@ -149,7 +148,7 @@ class Evaluation:
             shared = choices[method.same_as].chosen if method.same_as else {}
             known = trial_of(self.config, method).settings
             taken = {n: v for n, v in shared.items() if n in known and n not in method.settings}
-            choices[method.name] = choose(method, score, taken)
+            choices[method.name] = choose(method, score, taken, known)
         return choices
 
     def measure_all(self, choices: dict[str, Choice]) -> None:
@@ -239,16 +238,20 @@ class Evaluation:
         key = Key(domain.label, domain.names[number], trial.key)
         if isinstance(loaded, Exception):
             return self._failed(key, str(loaded))
-        cuda = torch.cuda.is_available()
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
+        device = next(self.models[trial.networks[0]].parameters()).device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         try:
             probs, result = self.predict(domain, loaded, trial)
-        except torch.OutOfMemoryError:
-            raise
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(f"{key.domain}, {key.image}, {trial.method}") from error
         except (ValueError, RuntimeError, TypeError, LookupError, AssertionError) as error:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # raises again if it is the GPU that is broken
             return self._failed(key, f"{trial.method} failed: {type(error).__name__}: {error}")
-        megabytes = torch.cuda.max_memory_allocated() / 2**20 if cuda else None
+        megabytes = None
+        if device.type == "cuda":
+            megabytes = torch.cuda.max_memory_allocated(device) / 2**20
         counts = count(loaded.label.to(probs.device), probs)
         return row_of(key, counts, result, megabytes)
 
@@ -297,8 +300,9 @@ class Evaluation:
             self.measure(domain, trials, f"tuning {method.name}", progress)
         totals = {trial.key: Counts.zero(len(domain.data.space.names)) for trial in trials}
         rows = self.journal.rows(lambda key: key.domain == domain.label and key.trial in totals)
+        failed = {key.image for key, row in rows.items() if "error" in row}
         for key, row in rows.items():
-            if "error" not in row:
+            if key.image not in failed:  # all are compared on the same images
                 totals[key.trial] += counts_of(row)
         scores = [float(iou(totals[trial.key].confusion).nanmean()) for trial in trials]
         if any(score != score for score in scores):

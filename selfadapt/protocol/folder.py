@@ -22,8 +22,10 @@ from selfadapt.files import make_folder, written_whole
 from selfadapt.protocol.domains import Domain
 from selfadapt.protocol.journal import lock_rows
 from selfadapt.protocol.recipe import EvaluateConfig
+from selfadapt.protocol.trials import fingerprint
 from selfadapt.protocol.tune import Choice
 from selfadapt.recipes import differences
+from selfadapt.version import __version__
 
 FORMAT = "selfadapt evaluation 1"
 WRITTEN = ("record.json", "rows", "chosen.json", "tables", "pictures")
@@ -43,17 +45,19 @@ class RunFolder:
     def open(
         self,
         config: EvaluateConfig,
-        networks: Mapping[str, str],
-        architectures: Mapping[str, str],
+        models: Mapping[str, Any],
         domains: Sequence[Domain],
         device: torch.device,
         *,
         overwrite: bool,
     ) -> None:
         """Make the folder, or make sure that the run in it is of this recipe and these networks."""
+        if overwrite and self.world > 1:
+            raise ValueError(f"several processes cannot start anew: remove {self.path} first")
         identity = {
+            "version": __version__,
             "recipe": config.identity(),
-            "networks": dict(networks),
+            "networks": {name: fingerprint(model) for name, model in models.items()},
             "images": {domain.label: domain.fingerprint() for domain in domains},
         }
         there = (self.path / "record.json").exists()
@@ -63,16 +67,21 @@ class RunFolder:
             )
         if overwrite and there:
             self._clear()
-        if self.rank == 0 and (overwrite or not there):
-            notes = [f"{domain.label}: {note}" for domain in domains for note in domain.data.notes]
-            self._create(config, identity, architectures, notes, device)
-        record = self._record()
-        if changed := differences(record["identity"], identity):
+        elif there:
+            self._compare(identity)
+        if self.rank == 0:
+            make_folder(self.path)
+            self._write_json("record.json", _record(config, identity, models, domains, device))
+        self._compare(identity)
+        make_folder(self.rows)
+
+    def _compare(self, identity: Mapping[str, Any]) -> None:
+        """Refuse to go on with a run of another recipe, network or list of images."""
+        if changed := differences(self._record()["identity"], identity):
             raise ValueError(
                 f"{self.path} holds an evaluation that differs ({'; '.join(changed[:5])}); give "
                 "another folder, or use --overwrite to start anew"
             )
-        make_folder(self.rows)
 
     def write_choices(self, choices: Mapping[str, Choice]) -> None:
         """Write down what was tried and chosen."""
@@ -83,30 +92,6 @@ class RunFolder:
         """Wait until the first process has written down what was chosen."""
         while not (self.path / "chosen.json").exists():
             time.sleep(0.1)
-
-    def _create(
-        self,
-        config: EvaluateConfig,
-        identity: Any,
-        architectures: Mapping[str, str],
-        notes: Sequence[str],
-        device: torch.device,
-    ) -> None:
-        make_folder(self.path)
-        cuda = device.type == "cuda"
-        self._write_json(
-            "record.json",
-            {
-                "format": FORMAT,
-                "identity": identity,
-                "recipe": asdict(config),
-                "classes": config.space.names,
-                "architectures": dict(architectures),
-                "notes": list(notes),
-                "torch": torch.__version__,
-                "device": torch.cuda.get_device_name(device) if cuda else "cpu",
-            },
-        )
 
     def _record(self) -> dict[str, Any]:
         start = time.monotonic()
@@ -119,8 +104,6 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Remove the run that is here, unless some process is still at it."""
-        if self.world > 1:
-            raise ValueError(f"several processes cannot start anew: remove {self.path} first")
         for path in sorted(self.rows.glob("*.jsonl")):
             os.close(lock_rows(path))
         for name in WRITTEN:
@@ -138,6 +121,32 @@ class RunFolder:
     def _write_json(self, name: str, content: object) -> None:
         with written_whole(self.path / name) as aside:
             aside.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _record(
+    config: EvaluateConfig,
+    identity: Mapping[str, Any],
+    models: Mapping[str, Any],
+    domains: Sequence[Domain],
+    device: torch.device,
+) -> dict[str, Any]:
+    """Return all that is to be known of a run beside its rows."""
+    specs = {name: model.spec for name, model in models.items()}
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "identity": identity,
+        "recipe": asdict(config),
+        "classes": config.space.names,
+        "networks": {
+            name: {"name": spec.name, "norm": spec.norm, "dropout": spec.dropout}
+            for name, spec in specs.items()
+        },
+        "images": {domain.label: len(domain.data) for domain in domains},
+        "notes": [f"{domain.label}: {note}" for domain in domains for note in domain.data.notes],
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    }
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from selfadapt.checks import check_number
-from selfadapt.data import DataConfig
+from selfadapt.data import DATASETS, DataConfig
 from selfadapt.data.domains import overlap
 from selfadapt.labels import ClassSpace, class_space
 from selfadapt.methods import check_method
@@ -38,6 +38,8 @@ class DomainConfig(DataConfig):
 
     name: str | None = None
     """What tables call it; null: dataset and split, of folder the folder's name."""
+    in_mean: bool = True
+    """Whether it counts in the mean over the targets."""
 
     @property
     def label(self) -> str:
@@ -127,6 +129,11 @@ class EvaluateConfig:
         check_number("pictures", self.pictures, 0, whole=True)
         if twice := [name for name, times in Counter(self.space.names).items() if times > 1]:
             raise ValueError(f"classes must differ, got {', '.join(twice)} twice")
+        if self.source is not None and self.source not in DATASETS:
+            raise ValueError(
+                f"source must be a dataset, got {self.source!r};{nearest(self.source, DATASETS)} "
+                f"known: {', '.join(DATASETS)}"
+            )
         self._check_domains()
         self._check_methods()
 
@@ -152,6 +159,8 @@ class EvaluateConfig:
                         f"the targets {other.label} and {one.label} have images in common, which "
                         "would count twice; leave out one of them"
                     )
+        if not any(target.in_mean for target in self.targets):
+            raise ValueError("at least one target must count in the mean: leave out in_mean")
         names = (domain.label for domain in (self.validation, *self.targets))
         _check_names("domain", names, "give one of them a name")
 
@@ -201,7 +210,7 @@ class EvaluateConfig:
         for key in ("data", "pictures", "unreadable", "device", "source"):
             del content[key]
         for domain in (content["validation"], *content["targets"]):
-            del domain["root"]
+            del domain["root"], domain["in_mean"]
         for network in content["networks"].values():
             del network["place"], network["weights"]  # their tensors count
         for method in content["methods"]:

@@ -118,6 +118,17 @@ class Results:
             self._scores[key] = _added(rows, len(self.config.space.names))
         return self._scores[key]
 
+    def num_missing(self, images: Mapping[str, int]) -> int:
+        """Return how many rows a run of so many images by domain still lacks."""
+        trials = {t.key: t for label in self.methods for t in self.sweeps(label).values()}
+        trials |= {trial.key: trial for trial in map(self.trial, self.methods)}
+        missing = 0
+        for domain, number in images.items():
+            for trial in trials.values():
+                scores = self.scores_of(trial, domain)
+                missing += number - len(scores.images) - len(scores.errors)
+        return missing
+
     def reference(self, label: str) -> str | None:
         """Return the label of ``source`` with the same networks, which others are held against."""
         networks = self.trial(label).networks

@@ -2,24 +2,18 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from statistics import mean, median
 
 import torch
-from torch import Tensor
 
 from selfadapt.files import make_folder, written_whole
-from selfadapt.metrics import Counts, class_ece, ece, iou, pixel_accuracy
+from selfadapt.metrics import class_ece, ece, iou, pixel_accuracy
 from selfadapt.protocol.results import Results, Scores
-
-RESAMPLES = 1000
-WORSE = (0.0, 0.05, 0.10)
-"""An image is made worse by more than this much IoU."""
-EPSILON = 1e-6
-"""What rounding may do to an IoU."""
+from selfadapt.protocol.statistics import change, ends, interval, resampled, worse
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,7 @@ def _domain_row(results: Results, label: str, domain: str) -> tuple[float, ...]:
     if reference is None or reference == label:
         return (*sizes, *quality, *[nan] * 6)
     before = results.scores(reference, domain)
-    low, high = interval(scores, before)
+    low, high = interval(scores, before, domain)
     return (
         *sizes, *quality, change(scores, before), low, high,
         *worse(scores.changes(before).values()),
@@ -96,61 +90,18 @@ def _domain_row(results: Results, label: str, domain: str) -> tuple[float, ...]:
 
 def _mean_row(results: Results, label: str, rows: Sequence[tuple[float, ...]]) -> list[float]:
     """Return the mean over the targets; the interval is of the mean change."""
+    domains = zip(rows, results.config.targets, strict=True)
+    rows = [row for row, domain in domains if domain.in_mean]
     values = [mean(column) for column in zip(*rows, strict=True)]
     values[:2] = [sum(row[0] for row in rows), sum(row[1] for row in rows)]
     reference = results.reference(label)
     if reference is not None and reference != label and all(row[0] for row in rows):
-        pairs = [(results.scores(label, d), results.scores(reference, d)) for d in results.targets]
-        values[8:10] = _ends(torch.stack([resampled(*pair) for pair in pairs]).mean(dim=0))
+        changes = [
+            resampled(results.scores(label, name), results.scores(reference, name), name)
+            for name in (domain.label for domain in results.config.targets if domain.in_mean)
+        ]
+        values[8:10] = ends(torch.stack(changes).mean(dim=0))
     return values
-
-
-def worse(changes: Iterable[float]) -> list[float]:
-    """Return the share of images made worse: at all, by more than 5, by more than 10 points."""
-    changes = list(changes)
-    return [sum(c < -limit - EPSILON for c in changes) / max(1, len(changes)) for limit in WORSE]
-
-
-def change(after: Scores, before: Scores) -> float:
-    """Return the change of mIoU on the images that both have segmented."""
-    both = set(after.images) & set(before.images)
-    one, other = (
-        sum(
-            (part for name, part in zip(s.images, s.parts, strict=True) if name in both),
-            Counts.zero(s.num_classes),
-        )
-        for s in (after, before)
-    )
-    return float(iou(one.confusion).nanmean() - iou(other.confusion).nanmean())
-
-
-def interval(after: Scores, before: Scores) -> tuple[float, float]:
-    """Return the 95 % interval of the change of mIoU, by a paired bootstrap over images."""
-    return _ends(resampled(after, before))
-
-
-def resampled(after: Scores, before: Scores) -> Tensor:
-    """Return the change of mIoU in samples of the images, drawn with replacement ``(samples,)``."""
-    both = sorted(set(after.images) & set(before.images))
-    if not both:
-        return torch.full((RESAMPLES,), nan)
-    generator = torch.Generator().manual_seed(0)
-    picks = torch.randint(len(both), (RESAMPLES, len(both)), generator=generator)
-    times = torch.zeros(RESAMPLES, len(both)).scatter_add_(1, picks, torch.ones_like(picks).float())
-    scores = []
-    for one in (after, before):
-        places = {name: place for place, name in enumerate(one.images)}
-        matrices = one.confusions[[places[name] for name in both]].double()
-        sums = torch.einsum("sn,nij->sij", times.double(), matrices)
-        scores.append(iou(sums).nanmean(dim=-1))
-    return scores[0] - scores[1]
-
-
-def _ends(changes: Tensor) -> tuple[float, float]:
-    if changes.isnan().all():
-        return nan, nan
-    ordered = changes[~changes.isnan()].sort().values
-    return float(ordered[int(0.025 * len(ordered))]), float(ordered[int(0.975 * len(ordered))])
 
 
 def classes_table(results: Results) -> Table:

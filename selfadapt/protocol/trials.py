@@ -4,14 +4,23 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from selfadapt.data import DataConfig
 from selfadapt.methods import Segments, create_method, settings_of
 from selfadapt.models.create import create_model, open_model
-from selfadapt.protocol.recipe import EvaluateConfig, MethodConfig, NetworkConfig, plain
+from selfadapt.protocol.recipe import (
+    EvaluateConfig,
+    MethodConfig,
+    NetworkConfig,
+    plain,
+    same_images,
+)
 from selfadapt.pseudo import IGNORE
 from selfadapt.views import View
 
@@ -28,7 +37,7 @@ class Trial:
     settings: dict[str, Any]
     precision: str = "fp32"
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A short text that is the same for the same trial, and for no other."""
         content = [self.method, self.networks, plain(self.settings), self.precision]
@@ -94,6 +103,29 @@ def check_trials(config: EvaluateConfig, models: Mapping[str, Any]) -> None:
                 trial_of(config, method, **settings).build(models)
             except ValueError as error:
                 raise ValueError(f"{method.name}: {error}") from error
+
+
+def check_training(config: EvaluateConfig) -> None:
+    """Refuse a network that was trained or chosen on images of a target, as its run's folder says.
+
+    A bound by design, trained on another split of the target's dataset, is none of these.
+    """
+    for name, network in config.networks.items():
+        path = Path(network.place) / "recipe.json"
+        if not path.is_file():
+            continue
+        recipe = json.loads(path.read_text())
+        for part in ("source", "validation"):
+            if (content := recipe.get(part)) is None:
+                continue
+            seen = DataConfig(**content)
+            for target in config.targets:
+                if same_images(target, seen):
+                    does = "was trained on" if part == "source" else "was chosen on"
+                    raise ValueError(
+                        f"the network {name} {does} {seen.dataset}/{seen.split}, which is the "
+                        f"target {target.label}; take another network, or leave out the target"
+                    )
 
 
 def open_network(config: NetworkConfig) -> nn.Module:

@@ -22,6 +22,7 @@ def choose(
     method: MethodConfig,
     score: Callable[[Sequence[dict[str, Any]]], Sequence[float]],
     start: Mapping[str, Any],
+    own: Mapping[str, Any],
 ) -> Choice:
     """Choose the settings of a method; of equals the one that is named first.
 
@@ -29,9 +30,10 @@ def choose(
         method: What to tune.
         score: Returns the mean IoU on the validation domain for each of some settings.
         start: Settings that were chosen for another method and are taken over.
+        own: The method's settings as they are without tuning.
     """
     choice = Choice(chosen=dict(start))
-    for candidates in _stages(method, choice):
+    for candidates in _stages(method, choice, own):
         scores = score(candidates)
         known = [settings for settings, _ in choice.tried]
         found = zip(candidates, scores, strict=True)
@@ -41,7 +43,9 @@ def choose(
     return choice
 
 
-def _stages(method: MethodConfig, choice: Choice) -> Iterator[list[dict[str, Any]]]:
+def _stages(
+    method: MethodConfig, choice: Choice, own: Mapping[str, Any]
+) -> Iterator[list[dict[str, Any]]]:
     """Yield what to try next; one setting after the other starts from what was chosen so far."""
     if not method.tune:
         return
@@ -52,7 +56,7 @@ def _stages(method: MethodConfig, choice: Choice) -> Iterator[list[dict[str, Any
             for combination in combinations
         ]
         return
-    first = {name: values[0] for name, values in method.tune.items()}
+    first = {n: own[n] if own.get(n) in values else values[0] for n, values in method.tune.items()}
     choice.chosen = {**choice.chosen, **first}
     for name, values in method.tune.items():
         yield [{**choice.chosen, name: value} for value in values]

@@ -30,6 +30,9 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
     """
     run, folder = Path(run), Path(folder)
     page = folder / "report.html"
+    if (folder / "record.json").exists():
+        raise ValueError(f"{folder} holds an evaluation, whose tables would be replaced; give "
+                         "another folder")  # fmt: skip
     if page.exists() and not overwrite:
         raise FileExistsError(f"{page} would be replaced; choose another folder or --overwrite")
     results, record = read_results(run), read_record(run)

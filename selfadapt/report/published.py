@@ -1,24 +1,19 @@
 """Published numbers, as the paper prints them, with who measured what: ``published.csv``."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-NAMES = {
-    "source": ("t-BN", "baseline"),
-    "p-bn": ("p-BN",),
-    "san": ("SaN",),
-    "tta": ("TTA",),
-    "mc-dropout": ("MC-dropout", "SaN + MC-dropout"),
-    "tent": ("Tent",),
-    "entropy": ("entropy minimisation",),
-    "self-adapt": ("self-adaptation",),
-}
-"""What the paper calls our methods."""
-HEADLINE = ("2a", "7a", "3", "2b", "7b", "5a", "5b", "12", "13")
-"""Tables whose rows are with the paper's own settings, in the order in which they are looked at."""
+from selfadapt.protocol.recipe import DomainConfig
+from selfadapt.protocol.trials import Trial
+
+OWN = "Bahmani et al., TMLR 2023"
+TABLES = ("2a", "7a", "3", "2b", "7b", "8", "5a", "5b", "6", "12", "13", "4")
+"""Tables with the paper's own settings, in the order in which they are looked at."""
+SPACES = {"gta": "cityscapes-19", "synthia": "synthia-16"}
+"""The classes that networks of each source domain are scored with."""
 
 
 class Number(NamedTuple):
@@ -44,26 +39,56 @@ def published() -> tuple[Number, ...]:
     return tuple(Number._make([*texts, float(value)]) for *texts, value in rows)
 
 
-def find_number(
-    source: str | None, network: str, method: str, domain: str, metric: str = "mIoU"
-) -> Number | None:
-    """Return the paper's number for one of our methods, where it has one.
+def names_of(trial: Trial, norm: str = "bn", dropout: float = 0.0) -> tuple[str, ...]:
+    """Return what the paper calls a trial, nothing where it has none like it.
 
     Example:
-        >>> find_number("gta", "deeplabv1_resnet50", "san", "cityscapes").value
+        >>> names_of(Trial("san", ("net",), {"alpha": 0.1}))
+        ('SaN',)
+    """
+    alpha = trial.settings.get("alpha", 0)
+    if trial.method == "mc-dropout":
+        return ("SaN + MC-dropout",) if alpha else ("MC-dropout",)
+    if norm != "bn" or dropout:
+        return (norm.upper(),) if trial.method == "source" and not dropout else ()
+    plain: dict[str, tuple[str, ...]] = {
+        "source": ("t-BN", "baseline", "No Adapt"),
+        "p-bn": ("p-BN",),
+    }
+    with_san: dict[str, tuple[str, ...]] = {
+        "san": ("SaN",), "tta": ("TTA",), "self-adapt": ("self-adaptation",), "tent": ("Tent",),
+        "entropy": ("entropy minimisation",),
+    }  # fmt: skip
+    if trial.method in plain:
+        return plain[trial.method]
+    return with_san.get(trial.method, ()) if alpha else ()
+
+
+def find_number(
+    source: str | None, network: str, names: Sequence[str], domain: str, metric: str = "mIoU"
+) -> Number | None:
+    """Return the number of the paper's own network and method, where there is one.
+
+    Example:
+        >>> find_number("gta", "deeplabv1_resnet50", ["SaN"], "cityscapes").value
         37.54
     """
-    names = NAMES.get(method, ())
     found = [
         number
         for number in published()
         if (number.source, number.network) == (source, network)
         and (number.domain, number.metric) == (domain, metric)
         and number.method in names
-        and number.table in HEADLINE
+        and number.table in TABLES
+        and (number.table != "4" or number.cite == OWN)
     ]
-    found.sort(key=lambda number: (names.index(number.method), HEADLINE.index(number.table)))
-    return found[0] if found else None
+    return min(found, key=lambda number: TABLES.index(number.table), default=None)
+
+
+def is_published(domain: DomainConfig, source: str | None, classes: object) -> bool:
+    """Say whether a domain is scored as in the paper: all of it, as it is, in the same classes."""
+    whole = domain.limit is None and domain.names is None and domain.scale == 1
+    return whole and domain.split == "val" and SPACES.get(str(source)) == classes
 
 
 def compared(source: str | None) -> Iterator[Number]:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import nan
 from statistics import mean, median
-from typing import Any
+from typing import Any, Literal
 
 from selfadapt.metrics import Counts, class_ece, ece, iou, reliability
 from selfadapt.protocol.results import Results, Scores
-from selfadapt.protocol.tables import change, interval, worse
+from selfadapt.protocol.statistics import change, interval, worse
 from selfadapt.report.figures import curves, histograms, reliability_diagrams, scatter
 from selfadapt.report.formats import Cell, Grid
-from selfadapt.report.published import compared, find_number
+from selfadapt.report.published import Number, compared, find_number, is_published, names_of
 
 
 @dataclass
@@ -41,6 +41,10 @@ class Section:
     """Files in the run's folder of pictures, and what they show."""
 
 
+MEANS = ({"cityscapes", "bdd", "idd"}, {"acdc-fog", "acdc-rain", "acdc-snow"})
+"""The domains that the paper's means are over."""
+
+
 class Material:
     """What sections are made of: the results, and what the run's record says beside them."""
 
@@ -55,36 +59,62 @@ class Material:
 
     def network(self, label: str) -> str:
         """Return the architecture of a method's network."""
-        name = self.results.trial(label).networks[0]
-        return str(self.record["architectures"][name])
+        return str(self._spec(label)["name"])
 
     def grid(
-        self, labels: Sequence[str], value: Callable[[Scores], float], metric: str = "mIoU"
+        self,
+        labels: Sequence[str],
+        value: Callable[[Scores], float],
+        metric: str | None = "mIoU",
+        best: Literal["high", "low"] = "high",
     ) -> Grid:
-        """Return a number for each method and target, and the paper's below, where it has one."""
-        targets = self.results.targets
-        columns = ("method", *targets, *(["mean"] if len(targets) > 1 else []))
+        """Return a number for each method and target, and the published below, if there is one.
+
+        Args:
+            labels: The methods.
+            value: What to show of their scores.
+            metric: What the paper calls that; None: it has no such number.
+            best: Whether a high or a low number is good.
+        """
+        results = self.results
+        columns = ("method", *results.targets, *(["mean"] if len(results.targets) > 1 else []))
         rows: list[tuple[Cell, ...]] = []
         for label in labels:
-            scores = [self.results.scores(label, domain) for domain in targets]
+            scores = [results.scores(label, domain) for domain in results.targets]
             values = [100 * value(one) if one.counts.confusion.any() else nan for one in scores]
-            rows.append((label, *_with_mean(values)))
-            if (paper := self._paper_row(label, metric)) is not None:
-                rows.append(paper)
-        return Grid(columns, rows, "high" if metric == "mIoU" else "low")
+            rows.append((label, *self._with_mean(values)))
+            if metric and (row := self._published_row(label, metric)) is not None:
+                rows.append(row)
+        return Grid(columns, rows, best)
 
-    def _paper_row(self, label: str, metric: str) -> tuple[Cell, ...] | None:
-        results = self.results
-        method, network = results.method(label).method, self.network(label)
-        numbers = [
-            find_number(results.config.source, network, method, domain.dataset, metric)
-            for domain in results.config.targets
-        ]
+    def _with_mean(self, values: list[float]) -> list[float]:
+        if len(values) < 2:
+            return values
+        pairs = zip(values, self.results.config.targets, strict=True)
+        return [*values, mean(value for value, domain in pairs if domain.in_mean)]
+
+    def _spec(self, label: str) -> dict[str, Any]:
+        name = self.results.trial(label).networks[0]
+        spec: dict[str, Any] = self.record["networks"][name]
+        return spec
+
+    def _published_row(self, label: str, metric: str) -> tuple[Cell, ...] | None:
+        config, spec = self.results.config, self._spec(label)
+        names = names_of(self.results.trial(label), spec["norm"], spec["dropout"])
+
+        def find(domain: str) -> Number | None:
+            return find_number(config.source, spec["name"], names, domain, metric)
+
+        same = [is_published(one, config.source, config.classes) for one in config.targets]
+        targets = zip(config.targets, same, strict=True)
+        numbers = [find(domain.dataset) if good else None for domain, good in targets]
         if not any(numbers):
             return None
+        if len(numbers) > 1:
+            averaged = {one.dataset for one in config.targets if one.in_mean}
+            numbers.append(find("mean") if averaged in MEANS and all(same) else None)
         # as text: in bold stands the best of ours
-        cells = [f"{number.value:.2f}" if number else "-" for number in numbers]
-        return (f"{label} (paper)", *cells, *(["-"] if len(cells) > 1 else []))
+        return (f"{label}, published", *(f"{one.value:.2f}" if one else "-" for one in numbers))
 
 
 def overview(material: Material) -> Section:
@@ -97,6 +127,11 @@ def overview(material: Material) -> Section:
         "segmented once, with the same networks and settings. Each image is segmented on its own, "
         "from the same weights."
     )
+    if left := results.num_missing(material.record["images"]):
+        text = f"This run is not complete: {left} rows are missing. " + text
+    scales = {domain.scale for domain in results.config.domains}
+    if scales != {1}:
+        text += f" Images are enlarged by {', '.join(f'{scale:g}' for scale in sorted(scales))}."
     exhibits = [Exhibit("overview", "mIoU (%) on the target domains.", grid)]
     if gains.rows:
         caption = (
@@ -119,7 +154,7 @@ def _gains(material: Material) -> Grid:
             if not after.images or not before.images:
                 cells.append("-")
                 continue
-            low, high = interval(after, before)
+            low, high = interval(after, before, domain)
             gain = change(after, before)
             cells.append(f"{100 * gain:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]")
         rows.append((label, *cells))
@@ -150,7 +185,8 @@ def calibration(material: Material) -> Section | None:
     }
     exhibits = []
     for name, (caption, error) in forms.items():
-        grid = material.grid(results.methods, partial(_of_counts, error), "ECE")
+        metric = "ECE" if name == "ece_class" else None
+        grid = material.grid(results.methods, partial(_of_counts, error), metric, "low")
         exhibits.append(Exhibit(name, f"Expected calibration error (%), {caption}.", grid))
     bins = {}
     for label in results.methods:
@@ -389,13 +425,14 @@ def record(material: Material) -> Section:
     for place, domain in enumerate(results.config.domains):
         role = "target" if place else "validation"
         images = material.record["identity"]["images"][domain.label]
-        failed = len(results.scores(results.methods[0], domain.label).errors)
+        every = (results.scores(label, domain.label).errors for label in results.methods)
+        failed = len({image for errors in every for image in errors})
         domains.append((domain.label, role, images, str(failed), f"{domain.scale:g}"))
     exhibits = [
         Exhibit("trials", "Methods with their settings; every row of the journal has its key.",
                 Grid(("method", "is", "networks", "settings", "key"), trials)),
         Exhibit("domains", "Domains.",
-                Grid(("domain", "role", "images", "not read", "enlarged"), domains)),
+                Grid(("domain", "role", "images", "failed", "enlarged"), domains)),
     ]  # fmt: skip
     if tried:
         caption = f"What was tried on {results.validation}."
@@ -414,7 +451,8 @@ def record(material: Material) -> Section:
         exhibits.append(Exhibit("notes", "What was noted about domains and images.", grid))
     prints = ", ".join(f"{n} {p}" for n, p in material.record["identity"]["networks"].items())
     text = (
-        f"PyTorch {material.record['torch']} on {material.record['device']}. Classes: "
+        f"selfadapt {material.record['version']}, PyTorch {material.record['torch']} on "
+        f"{material.record['device']}. Classes: "
         f"{', '.join(material.record['classes'])}. Networks by fingerprint: {prints}."
     )
     return Section("How it was done", text, exhibits)
@@ -424,10 +462,6 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     overview, normalisation, calibration, adaptation, published_methods, sweeps, runtime,
     networks, classes, images, record,
 )  # fmt: skip
-
-
-def _with_mean(values: list[float]) -> list[float]:
-    return [*values, mean(values)] if len(values) > 1 else values
 
 
 def _median(values: Sequence[float]) -> float:
