@@ -107,10 +107,11 @@ def main(args: Sequence[str] | None = None) -> None:
     except USER_ERRORS as error:
         print(f"selfadapt {words[0]}: {error}", file=sys.stderr)
         code = 2
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError as error:
+        where = f" ({error})" if words[0] in ("evaluate", "tune") else ""
         smaller = {"train": "--batch or --augment.crop", "predict": "--max-pixels"}
         advice = smaller.get(words[0], "scale of the domains, or max_pixels among the settings")
-        print(f"out of memory: try a smaller {advice}, or the CPU", file=sys.stderr)
+        print(f"out of memory{where}: try a smaller {advice}, or the CPU", file=sys.stderr)
         code = 1
     except KeyboardInterrupt:
         print("stopped; what has been written is complete", file=sys.stderr)

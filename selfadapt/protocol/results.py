@@ -114,17 +114,20 @@ class Results:
         """Return the scores of a trial on a domain."""
         key = domain, trial.key
         if key not in self._scores:
-            rows = self._by_trial.get(key, [])
+            rows = self._by_trial.pop(key, [])
             self._scores[key] = _added(rows, len(self.config.space.names))
         return self._scores[key]
 
+    def trials(self) -> dict[str, Trial]:
+        """Return all trials that are scored on every domain, by their keys."""
+        swept = (trial for label in self.methods for trial in self.sweeps(label).values())
+        return {trial.key: trial for trial in (*map(self.trial, self.methods), *swept)}
+
     def num_missing(self, images: Mapping[str, int]) -> int:
         """Return how many rows a run of so many images by domain still lacks."""
-        trials = {t.key: t for label in self.methods for t in self.sweeps(label).values()}
-        trials |= {trial.key: trial for trial in map(self.trial, self.methods)}
         missing = 0
         for domain, number in images.items():
-            for trial in trials.values():
+            for trial in self.trials().values():
                 scores = self.scores_of(trial, domain)
                 missing += number - len(scores.images) - len(scores.errors)
         return missing
@@ -149,7 +152,10 @@ def read_results(folder: str | Path) -> Results:
             f"the evaluation in {folder} has not chosen its settings yet; run selfadapt evaluate"
         ) from None
     choices = {label: Choice(**content) for label, content in chosen.items()}
-    return Results(config_of(record["recipe"]), choices, read_rows(folder / "rows"))
+    config = config_of(record["recipe"])
+    keys = Results(config, choices, {}).trials()
+    rows = read_rows(folder / "rows", lambda key: key.trial in keys)
+    return Results(config, choices, rows)
 
 
 def config_of(content: Mapping[str, Any]) -> EvaluateConfig:

@@ -42,6 +42,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         before, after = old.get(key), new.get(key)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, f"{prefix}{key}.")
+        elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+            parts = dict(enumerate(before)), dict(enumerate(after))
+            found += differences(*parts, f"{prefix}{key}.")  # type: ignore[arg-type]
         elif before != after:
             found.append(f"{prefix}{key}: {before} -> {after}")
     return found
