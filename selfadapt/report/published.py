@@ -85,6 +85,24 @@ def find_number(
     return min(found, key=lambda number: TABLES.index(number.table), default=None)
 
 
+def find_swept(source: str | None, network: str, setting: str, value: float) -> float | None:
+    """Return the mIoU on Cityscapes that Table 9 has for a value of psi or of the learning rate.
+
+    Example:
+        >>> find_swept("gta", "deeplabv1_resnet50", "psi", 0.1)
+        44.0
+    """
+    for number in published():
+        known = dict(part.split("=") for part in number.setting.split("; ") if "=" in part)
+        if (
+            (number.table, number.source, number.network) == ("9", source, network)
+            and (known.get("sweep"), number.metric) == (setting, "mIoU")
+            and float(known.get(setting, "nan")) == value
+        ):
+            return number.value
+    return None
+
+
 def is_published(domain: DomainConfig, source: str | None, classes: object) -> bool:
     """Say whether a domain is scored as in the paper: all of it, as it is, in the same classes."""
     whole = domain.limit is None and domain.names is None and domain.scale == 1

@@ -13,11 +13,19 @@ from statistics import mean, median
 from typing import Any, Literal
 
 from selfadapt.metrics import Counts, class_ece, ece, iou, reliability
+from selfadapt.protocol.pictures import shown_method
 from selfadapt.protocol.results import Results, Scores
 from selfadapt.protocol.statistics import change, interval, worse
 from selfadapt.report.figures import curves, histograms, reliability_diagrams, scatter
 from selfadapt.report.formats import Cell, Grid
-from selfadapt.report.published import Number, compared, find_number, is_published, names_of
+from selfadapt.report.published import (
+    Number,
+    compared,
+    find_number,
+    find_swept,
+    is_published,
+    names_of,
+)
 
 
 @dataclass
@@ -86,6 +94,13 @@ class Material:
             if metric and (row := self._published_row(label, metric)) is not None:
                 rows.append(row)
         return Grid(columns, rows, best)
+
+    def swept(self, label: str, setting: str, values: Sequence[float | None]) -> list[float | None]:
+        """Return what the paper has on Cityscapes for values of a setting of self-adaptation."""
+        source, network = self.results.config.source, self.network(label)
+        if self.results.method(label).method != "self-adapt":
+            return [None] * len(values)
+        return [None if v is None else find_swept(source, network, setting, v) for v in values]
 
     def _with_mean(self, values: list[float]) -> list[float]:
         if len(values) < 2:
@@ -284,7 +299,12 @@ def _sweep(material: Material, label: str, setting: str, values: list[str]) -> l
             for domain, cell in zip(domains, cells, strict=True):
                 lines[domain].append((number, cell))
     name = f"sweep_{label}_{setting}".replace(" ", "_").replace("/", "_")
-    grid = Grid((setting, *domains, "ms"), rows, None)
+    columns = [setting, *domains, "ms"]
+    known = material.swept(label, setting, [_number(value) for value in values])
+    if any(known):
+        columns.append("Cityscapes, published")
+        rows = [(*row, number) for row, number in zip(rows, known, strict=True)]
+    grid = Grid(tuple(columns), rows)
     caption = f"{label}: mIoU (%) by {setting}, and milliseconds for an image."
     exhibits = [Exhibit(name, caption, grid)]
     if len(rows) > 1 and all(len(points) == len(rows) for points in lines.values()):
@@ -377,17 +397,8 @@ def images(material: Material) -> Section | None:
     changes: dict[str, list[float]] = {}
     rows: list[tuple[Cell, ...]] = []
     for label in results.methods:
-        reference = results.reference(label)
-        if reference in (None, label):
-            continue
-        values = [
-            difference
-            for domain in results.targets
-            for difference in results.scores(label, domain)
-            .changes(results.scores(str(reference), domain))
-            .values()
-        ]
-        if values:
+        by_domain = _changes(results, label)
+        if values := [value for found in by_domain.values() for value in found]:
             changes[label] = values
             shares = [100 * share for share in worse(values)]
             rows.append((label, len(values), 100 * mean(values), 100 * min(values), *shares))
@@ -402,9 +413,32 @@ def images(material: Material) -> Section | None:
         [
             Exhibit("changes", caption, Grid(columns, rows)),
             Exhibit("changes_histogram", caption, figure=histograms(changes)),
+            *_by_domain(results),
         ],
         material.pictures,
     )
+
+
+def _changes(results: Results, label: str) -> dict[str, list[float]]:
+    """Return how the IoU of each image changes against the source network, by domain."""
+    reference = results.reference(label)
+    if reference is None or reference == label:
+        return {}
+    return {
+        domain: list(
+            results.scores(label, domain).changes(results.scores(reference, domain)).values()
+        )
+        for domain in results.targets
+    }
+
+
+def _by_domain(results: Results) -> list[Exhibit]:
+    """Return the histograms of the method that is shown in pictures, one for each target."""
+    label = shown_method(results)
+    if label is None or len(results.targets) < 2:
+        return []
+    caption = f"{label}: change of each image's own IoU, by target."
+    return [Exhibit("changes_by_domain", caption, figure=histograms(_changes(results, label)))]
 
 
 def record(material: Material) -> Section:
