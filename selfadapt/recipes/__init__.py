@@ -39,12 +39,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     """
     found = []
     for key in {**old, **new}:
-        before, after = old.get(key), new.get(key)
+        before, after = (_by_name(content.get(key)) for content in (old, new))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, f"{prefix}{key}.")
-        elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-            parts = dict(enumerate(before)), dict(enumerate(after))
-            found += differences(*parts, f"{prefix}{key}.")  # type: ignore[arg-type]
         elif before != after:
             found.append(f"{prefix}{key}: {before} -> {after}")
     return found
+
+
+def _by_name(value: Any) -> Any:
+    """Return a list of parts as the parts by number, anything else as it is."""
+    parts = isinstance(value, list) and all(isinstance(part, Mapping) for part in value)
+    return {str(number): part for number, part in enumerate(value)} if parts and value else value
