@@ -418,3 +418,19 @@ def test_the_whole_protocol_on_the_built_in_streets(tmp_path: Path) -> None:
     text = (tmp_path / "report" / "report.html").read_text()
     for name in ("p-BN", "SaN", "TTA", "SaN + MC-dropout", "Tent", "MEMO", "InTEnt"):
         assert f"<td>{name}</td>" in text
+
+
+def test_a_damaged_record_of_a_training_run_is_refused(
+    root: Path, tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "trained"
+    run.mkdir()
+    shutil.copy(root / "net.safetensors", run / "best.safetensors")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe(root, networks={"net": {"place": str(run)}})))
+    for content in ("{", "[]", "{}", '{"source": {"color": 1}, "validation": null}'):
+        (run / "recipe.json").write_text(content)
+        assert run_cli("evaluate", path, "-o", tmp_path / "run") == 2
+        err = capsys.readouterr().err
+        assert "is not what a training run writes" in err
+        assert "Traceback" not in err

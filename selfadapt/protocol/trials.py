@@ -114,18 +114,23 @@ def check_training(config: EvaluateConfig) -> None:
         path = Path(network.place) / "recipe.json"
         if not path.is_file():
             continue
-        recipe = json.loads(path.read_text())
-        for part in ("source", "validation"):
-            if (content := recipe.get(part)) is None:
-                continue
-            seen = DataConfig(**content)
+        for does, seen in _domains_seen(path):
             for target in config.targets:
                 if same_images(target, seen):
-                    does = "was trained on" if part == "source" else "was chosen on"
                     raise ValueError(
                         f"the network {name} {does} {seen.dataset}/{seen.split}, which is the "
                         f"target {target.label}; take another network, or leave out the target"
                     )
+
+
+def _domains_seen(path: Path) -> list[tuple[str, DataConfig]]:
+    """Return the domains of a training run, and what they were for."""
+    try:
+        recipe = json.loads(path.read_text())
+        parts = (("was trained on", recipe["source"]), ("was chosen on", recipe["validation"]))
+        return [(does, DataConfig(**content)) for does, content in parts if content is not None]
+    except (ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{path} is not what a training run writes ({error})") from error
 
 
 def open_network(config: NetworkConfig) -> nn.Module:
