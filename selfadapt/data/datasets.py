@@ -38,7 +38,7 @@ class DataConfig:
     names: str | None = None
     """A text file with the name of one pair in each line: only these are taken."""
     scale: float = 1.0
-    """Images are enlarged by this factor before a network sees them."""
+    """Images are scaled by this factor before a network sees them."""
     limit: int | None = None
     """Only the first so many pairs are taken; of streets so many scenes are rendered."""
 

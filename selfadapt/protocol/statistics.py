@@ -47,7 +47,7 @@ def resampled(after: Scores, before: Scores, domain: str) -> Tensor:
     The samples of a domain are the same for all methods, and those of two domains are not.
     """
     both = sorted(set(after.images) & set(before.images))
-    if not both:
+    if len(both) < 2:  # nothing to draw from
         return torch.full((RESAMPLES,), nan)
     generator = torch.Generator().manual_seed(crc32(domain.encode()))
     picks = torch.randint(len(both), (RESAMPLES, len(both)), generator=generator)

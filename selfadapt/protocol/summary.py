@@ -35,7 +35,13 @@ def print_summary(results: Results, folder: Path, *, only_tune: bool = False) ->
             f"{len(failures)} rows are of images that could not be segmented, see "
             f"{folder / 'tables' / 'failed.csv'}; --retry tries them again", soft_wrap=True,
         )  # fmt: skip
-    console.print(f"rows, settings and tables are in {folder}", markup=False, soft_wrap=True)
+    if only_tune:
+        said = (
+            f"what was chosen is in {folder / 'chosen.json'}; selfadapt evaluate goes on from here"
+        )
+    else:
+        said = f"rows, settings and tables are in {folder}"
+    console.print(said, markup=False, soft_wrap=True)
     return 1 if failures else 0
 
 

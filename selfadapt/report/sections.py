@@ -16,6 +16,7 @@ from selfadapt.metrics import Counts, class_ece, ece, iou, reliability
 from selfadapt.protocol.pictures import shown_method
 from selfadapt.protocol.results import Results, Scores
 from selfadapt.protocol.statistics import change, interval, worse
+from selfadapt.protocol.tables import failed_table
 from selfadapt.report.figures import curves, histograms, reliability_diagrams, scatter
 from selfadapt.report.formats import Cell, Grid
 from selfadapt.report.published import (
@@ -146,12 +147,17 @@ def overview(material: Material) -> Section:
         text = f"This run is not complete: {left} rows are missing. " + text
     scales = {domain.scale for domain in results.config.domains}
     if scales != {1}:
-        text += f" Images are enlarged by {', '.join(f'{scale:g}' for scale in sorted(scales))}."
+        text += f" Images are scaled by {', '.join(f'{scale:g}' for scale in sorted(scales))}."
+    numbers = (f"{material.record['images'][name]} of {name}" for name in results.targets)
+    text += f" Images: {', '.join(numbers)}."
+    failed = failed_table(results)
+    if failed.rows:
+        text += f" {len(failed.rows)} predictions failed and are in no number, see the end."
     exhibits = [Exhibit("overview", "mIoU (%) on the target domains.", grid)]
     if gains.rows:
         caption = (
             "Change of mIoU against the source network, in points, with the 95 % interval of a "
-            "paired bootstrap over images."
+            "paired bootstrap over images, where there are several."
         )
         exhibits.append(Exhibit("gains", caption, gains))
     return Section("All methods", text, exhibits)
@@ -170,8 +176,8 @@ def _gains(material: Material) -> Grid:
                 cells.append("-")
                 continue
             low, high = interval(after, before, domain)
-            gain = change(after, before)
-            cells.append(f"{100 * gain:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]")
+            span = f" [{100 * low:+.2f}, {100 * high:+.2f}]" if low == low else ""
+            cells.append(f"{100 * change(after, before):+.2f}{span}")
         rows.append((label, *cells))
     return Grid(("method", *results.targets), rows)
 
@@ -466,7 +472,7 @@ def record(material: Material) -> Section:
         Exhibit("trials", "Methods with their settings; every row of the journal has its key.",
                 Grid(("method", "is", "networks", "settings", "key"), trials)),
         Exhibit("domains", "Domains.",
-                Grid(("domain", "role", "images", "failed", "enlarged"), domains)),
+                Grid(("domain", "role", "images, names", "failed", "scale"), domains)),
     ]  # fmt: skip
     if tried:
         caption = f"What was tried on {results.validation}."
@@ -480,6 +486,9 @@ def record(material: Material) -> Section:
             for note in results.scores(label, domain).notes
         }
     )
+    if failures := [tuple(map(str, row)) for row in failed_table(results).rows]:
+        grid = Grid(("method", "domain", "image", "reason"), failures)
+        exhibits.append(Exhibit("failed", "What failed, and is in no number.", grid))
     if notes:
         grid = Grid(("note",), [(note,) for note in notes])
         exhibits.append(Exhibit("notes", "What was noted about domains and images.", grid))
