@@ -1,7 +1,7 @@
 """A first look without any data: a small network trained by day meets other looks of its streets.
 
-Network and streets come with the package. Settings were chosen on the ``dusk`` look; nothing was
-chosen on the looks that are shown.
+Network and streets come with the package. Settings were chosen on the ``dusk`` look, not on those
+that are shown.
 """
 
 import base64
@@ -130,7 +130,7 @@ table { border-collapse: collapse } td, th { padding: .2rem 1rem .2rem 0; text-a
 </style>
 <h1>A network trained by day meets other looks of its streets</h1>
 <p>A small network was trained on rendered streets by day. Settings were chosen on another look,
-dusk; nothing was chosen on those below. Each image is segmented on its own, and the network starts
+dusk, not on those below. Each image is segmented on its own, and the network starts
 from the same weights every time.</p>
 SECTIONS
 </html>
