@@ -24,8 +24,9 @@ from selfadapt.protocol.trials import Trial
 from selfadapt.recipes import find_recipe, shipped_recipes
 from selfadapt.report import write_report
 from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
+from selfadapt.report.material import Material
 from selfadapt.report.published import compared, find_number, is_published, names_of, published
-from selfadapt.report.sections import Material, published_methods
+from selfadapt.report.sections import published_methods
 
 CLASSES = ["road", "car", "sky"]
 TABLES = {
@@ -341,7 +342,7 @@ def test_the_papers_numbers_stand_beside_ours(root: Path, monkeypatch: Any) -> N
         source="gta",
         targets=[DomainConfig(**target) for target in targets],
     )
-    monkeypatch.setattr("selfadapt.report.sections.is_published", lambda *_: True)
+    monkeypatch.setattr("selfadapt.report.material.is_published", lambda *_: True)
     spec = {"name": "deeplabv1_resnet50", "norm": "bn", "dropout": 0.0}
     record = {"networks": {"net": spec}}
     material = Material(results, record, [])

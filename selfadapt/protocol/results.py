@@ -1,10 +1,11 @@
 """A run read back: its recipe, what was chosen, and the rows of each method added up."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -83,6 +84,11 @@ class Results:
     def targets(self) -> list[str]:
         """The names of the target domains."""
         return [domain.label for domain in self.config.targets]
+
+    def mean(self, values: Sequence[float]) -> float:
+        """Return the mean of a number by target, over those that count in it."""
+        targets = zip(values, self.config.targets, strict=True)
+        return mean(value for value, target in targets if target.in_mean)
 
     @property
     def validation(self) -> str:

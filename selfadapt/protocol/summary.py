@@ -54,9 +54,9 @@ def _table(results: Results) -> Table:
         scores = [results.scores(label, domain) for domain in domains]
         values = [100 * one.mean_iou for one in scores]
         if mean:
-            values.append(sum(values) / len(values))
+            values.append(results.mean(values))
         errors = [100 * ece(one.counts) if one.counts.confusion.any() else nan for one in scores]
-        calibration = sum(errors) / len(errors)
+        calibration = results.mean(errors)
         table.add_row(escape(label), *(f"{v:.2f}" for v in values), f"{calibration:.2f}")
     return table
 

@@ -12,7 +12,8 @@ from selfadapt.files import make_folder, written_whole
 from selfadapt.protocol.folder import read_record
 from selfadapt.protocol.results import read_results
 from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
-from selfadapt.report.sections import SECTIONS, Exhibit, Material, Section
+from selfadapt.report.material import Exhibit, Material, Section
+from selfadapt.report.sections import SECTIONS
 
 FORMATS: dict[str, Callable[[Grid], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
 
