@@ -60,6 +60,7 @@ def test_the_defaults_are_the_papers() -> None:
     assert config.precision == "32-true"
     assert not config.frozen_batchnorm
     assert config.statistics_batches == 0
+    assert config.average == 0
     assert config.alphas == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
     assert set(config.targets) == {"cityscapes", "bdd", "idd", "mapillary", "acdc"}
     assert (config.model.norm, config.model.dropout, config.model.weights) == ("bn", 0.0, None)
@@ -235,6 +236,11 @@ VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "no batch": ({"batch": 0}, "batch must be a whole number, 1 or more, got 0"),
     "momentum over 1": ({"momentum": 1.5}, "momentum must be a number, 0 to 1, got 1.5"),
     "negative decay": ({"weight_decay": -0.1}, "weight_decay must be.*got -0.1"),
+    "an average that forgets nothing": (
+        {"average": 1.0},
+        r"average must be a number, 0 to 0\.999999, got 1\.0",
+    ),
+    "a negative average": ({"average": -0.1}, "average must be.*got -0.1"),
     "negative power": ({"power": -1.0}, "power must be.*got -1.0"),
     "a negative seed": ({"seed": -1}, "seed must be a whole number.*got -1"),
     "a negative seed of many": ({"seeds": [0, -1]}, "seed must be a whole number.*got -1"),

@@ -33,7 +33,7 @@ from runs import (
 )  # fmt: skip
 from selfadapt.data import open_dataset
 from selfadapt.models.norms import BatchInstanceNorm2d
-from selfadapt.train import loop, train
+from selfadapt.train import TrainConfig, loop, train
 from selfadapt.train.fabric import make_fabric
 from selfadapt.train.folder import read_state
 from selfadapt.train.loader import BatchOrder, read_batches
@@ -442,15 +442,73 @@ def test_the_statistics_of_a_run_are_of_batches_that_no_step_has_seen(
 ) -> None:
     config = as_config(recipe(roots[0], None, epochs=1, statistics_batches=4))
     train(config, tmp_path)
-    model: Any = selfadapt.load_model(tmp_path / "last.safetensors")
+    assert_statistics_of_fresh_batches(tmp_path, config)
+
+
+def assert_statistics_of_fresh_batches(folder: Path, config: TrainConfig) -> None:
+    """Compare the first BatchNorm of the last network with batches after all steps."""
+    model: Any = selfadapt.load_model(folder / "last.safetensors")
     source = config.source.open(CLASSES)
     means = []
-    for batch in read_batches(source, config.augment, BatchOrder(13, 4, 0), 3, 7):
+    start = 3 * config.epochs
+    stop = start + config.statistics_batches
+    for batch in read_batches(source, config.augment, BatchOrder(13, 4, 0), start, stop):
         x, _ = batch.to_device(torch.device("cpu"), model.interface)
         convolution = next(m for m in model.modules() if isinstance(m, nn.Conv2d))
         means.append(convolution(x).detach().mean((0, 2, 3)))
     norm = next(m for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     assert torch.allclose(norm.running_mean, torch.stack(means).mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["bn", "bin"])
+def test_the_average_is_that_of_the_weights_after_each_step(
+    roots: tuple[Path, Path], norm: str
+) -> None:
+    model = {"name": "deeplabv1_resnet18_slim", "classes": CLASSES, "norm": norm}
+    trainer, x, label = a_trainer(roots, model=model, average=0.25)
+    own = trainer.model.state_dict()
+    expected = copy.deepcopy(own)
+    for number, decay in enumerate((1 / 10, 2 / 11, 3 / 12, 0.25, 0.25)):
+        trainer.step(x, label, 0.05, number)
+        for name, value in own.items():
+            late = value.is_floating_point()
+            expected[name] = decay * expected[name] + (1 - decay) * value if late else value.clone()
+    before = copy.deepcopy(own)
+    with trainer.averaged():
+        averaged = copy.deepcopy(trainer.model.state_dict())
+        own["backbone.conv1.weight"].zero_()
+    assert_same_tensors(dict(trainer.model.state_dict()), dict(before))
+    for name, value in averaged.items():
+        assert torch.allclose(value, expected[name], atol=1e-5), name
+    weights = [name for name in before if name.endswith("weight")]
+    assert any(not averaged[name].equal(before[name]) for name in weights)
+    with trainer.averaged():  # what was done to the average is still there
+        assert not own["backbone.conv1.weight"].any()
+
+
+def test_an_average_is_validated_and_saved_and_training_goes_on_without_it(
+    roots: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings = {"epochs": 3, "statistics_batches": 2, "alphas": [0.0, 0.5]}
+    plain, mean = tmp_path / "plain", tmp_path / "mean"
+    train(as_config(recipe(*roots, **settings)), plain)
+    config = as_config(recipe(*roots, **settings, average=0.6))
+    train(config, mean)
+    logs = [[row["loss"] for row in rows(folder / "log.csv")] for folder in (plain, mean)]
+    assert logs[0] == logs[1]
+    tensors = [read_state(folder / "state.safetensors")[1] for folder in (plain, mean)]
+    learned = [name for name in tensors[0] if not name.endswith(("mean", "var", "tracked"))]
+    assert_same_tensors(*({name: part[name] for name in learned} for part in tensors))
+    last = load_file(mean / "last.safetensors")
+    assert_same_tensors(last, {n[5:]: t for n, t in tensors[1].items() if n.startswith("mean.")})
+    assert not last["backbone.conv1.weight"].equal(tensors[1]["model.backbone.conv1.weight"])
+    scores = table(mean)
+    for path in mean.glob("epoch_*.safetensors"):
+        network = selfadapt.load_model(path)
+        for alpha in (0.0, 0.5):
+            expected = scored(network, roots[1], alpha)
+            assert scores[int(path.stem[6:]), alpha] == pytest.approx(expected, abs=2e-4)
+    assert_statistics_of_fresh_batches(mean, config)
 
 
 def test_seeds_train_networks_that_differ(roots: tuple[Path, Path], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from selfadapt.files import make_folder, written_whole
 from selfadapt.recipes import differences
+from selfadapt.train.average import WeightAverage
 
 FORMAT = "selfadapt training state 1"
 WRITTEN = (
@@ -97,13 +98,21 @@ class RunFolder:
             os.close(self._hold)
             self._hold = None
 
-    def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Write state, weights and momentum in the place of those before."""
+    def save(
+        self,
+        state: State,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: WeightAverage | None = None,
+    ) -> None:
+        """Write state, weights, momentum and mean in the place of those before."""
         tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
         for name, parameter in model.named_parameters():
             momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
                 tensors[f"momentum.{name}"] = momentum
+        if average is not None:
+            tensors |= {f"mean.{name}": value for name, value in average.mean.items()}
         texts = {key: json.dumps(value) for key, value in vars(state).items()}
         content = save(
             {name: value.contiguous() for name, value in tensors.items()},
@@ -154,11 +163,20 @@ def read_state(path: Path) -> tuple[State, dict[str, Tensor]]:
 
 
 def restore(
-    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+    tensors: Mapping[str, Tensor],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: WeightAverage | None = None,
 ) -> None:
-    """Put weights and momentum of a state into a network and its optimizer."""
-    weights = {name: value for name, value in tensors.items() if name.startswith("model.")}
-    model.load_state_dict({name.removeprefix("model."): t for name, t in weights.items()})
+    """Put weights, momentum and mean of a state into a network and what goes with it."""
+    model.load_state_dict(_part(tensors, "model."))
+    if average is not None:
+        average.load(_part(tensors, "mean."))
     for name, parameter in model.named_parameters():
         if (momentum := tensors.get(f"momentum.{name}")) is not None:
             optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    named = {name: value for name, value in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): value for name, value in named.items()}

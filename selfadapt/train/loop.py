@@ -93,7 +93,8 @@ class Run:
         self.trainer = Trainer(self.config, self.fabric, fresh=found is not None)
         if found is not None:
             self.state, tensors = found
-            restore(tensors, self.trainer.model, self.trainer.optimizer)
+            trainer = self.trainer
+            restore(tensors, trainer.model, trainer.optimizer, trainer.average)
             self.losses = list(torch.tensor(self.state.losses, device=self.fabric.device))
         self.fabric.barrier()  # all have read the folder before one writes to it
         if self.fabric.is_global_zero:
@@ -185,17 +186,22 @@ class Run:
         config, last = self.config, self.epoch == self.config.epochs
         due = self.epoch >= config.validate_from and self.epoch % config.validate_every == 0
         if last or (due and self.validation is not None):
-            self.trainer.share_statistics()
-            if config.statistics_batches:  # over crops that no step has seen
-                stop = self.num_steps + config.statistics_batches
-                inputs = (x for x, _ in self.inputs(self.num_steps, stop))
-                self.trainer.average_statistics(inputs)
-            if self.validation is not None:
-                self._validate(self.validation)
+            with self.trainer.averaged():
+                self._end_statistics()
+                if self.validation is not None:
+                    self._validate(self.validation)
         self._save_state()
         if self.fabric.is_global_zero:  # only now does no saved state need the others
             self.folder.keep(self._best_epochs())
         self.trainer.train_mode()
+
+    def _end_statistics(self) -> None:
+        """Make all processes have the same statistics of BatchNorm, averaged if that is wanted."""
+        self.trainer.share_statistics()
+        if self.config.statistics_batches:  # over crops that no step has seen
+            stop = self.num_steps + self.config.statistics_batches
+            inputs = (x for x, _ in self.inputs(self.num_steps, stop))
+            self.trainer.average_statistics(inputs)
 
     def _validate(self, domain: Dataset) -> None:
         """Score the validation domain, and keep the network if it is the best for some alpha."""
@@ -232,7 +238,8 @@ class Run:
         folder = self.folder.path
         best = folder / "best.safetensors"
         if self.fabric.is_global_zero:
-            save_model(self.trainer.model.eval(), folder / "last.safetensors")
+            with self.trainer.averaged():
+                save_model(self.trainer.model.eval(), folder / "last.safetensors")
             chosen = self._best()
             with written_whole(best) as aside:
                 kept = self.folder.checkpoint(chosen["epoch"]) if chosen else None
@@ -282,7 +289,8 @@ class Run:
         for loss in self.state.losses:
             self._check_loss(loss)
         if self.fabric.is_global_zero:
-            self.folder.save(self.state, self.trainer.model, self.trainer.optimizer)
+            trainer = self.trainer
+            self.folder.save(self.state, trainer.model, trainer.optimizer, trainer.average)
 
     def _say(self, text: str) -> None:
         self.fabric.print(text)

@@ -108,6 +108,8 @@ class TrainConfig:
     """Momentum of SGD."""
     weight_decay: float = 1e-4
     """Weight decay."""
+    average: float = 0.0
+    """Decay of a running mean of the weights, which is validated and saved for them; 0: none."""
     seed: int = 0
     """Seed of everything random: fresh weights, order, augmentation, dropout."""
     seeds: list[int] = field(default_factory=list)
@@ -141,6 +143,7 @@ class TrainConfig:
         check_number("momentum", self.momentum, 0, 1)
         check_number("weight_decay", self.weight_decay, 0, 1)
         check_number("power", self.power, 0, 10)
+        check_number("average", self.average, 0, 0.999999)
         if not self.alphas:
             raise ValueError("alphas must have at least one value, such as 0")
         for alpha in self.alphas:

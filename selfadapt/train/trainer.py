@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from selfadapt.models.detect import detect
 from selfadapt.models.norms import MIXING, BatchInstanceNorm2d
 from selfadapt.pseudo import IGNORE
+from selfadapt.train.average import WeightAverage
 from selfadapt.train.recipe import TrainConfig
 from selfadapt.train.statistics import average_statistics, batchnorm_layers
 
@@ -38,6 +40,7 @@ class Trainer:
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = make_optimizer(self.model, config)
         self._network, self._optimizer = fabric.setup(self.model, self.optimizer)
+        self.average = WeightAverage(self.model, config.average) if config.average else None
 
     def step(self, x: Tensor, label: Tensor, lr: float, number: int) -> Tensor:
         """Take step ``number``, and return the loss.
@@ -63,6 +66,8 @@ class Trainer:
         for layer in self.model.modules():
             if isinstance(layer, BatchInstanceNorm2d):
                 layer.rho.data.clamp_(0, 1)
+        if self.average is not None:
+            self.average.update(number)
         return loss.detach()
 
     def train_mode(self) -> None:
@@ -71,6 +76,10 @@ class Trainer:
         if self.config.frozen_batchnorm:
             for layer in batchnorm_layers(self.model):
                 layer.eval()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Put the mean of the weights in their place for a ``with`` block, if there is one."""
+        return nullcontext() if self.average is None else self.average.lent()
 
     def share_statistics(self) -> None:
         """Take over the statistics of the first process, which saves the network."""
