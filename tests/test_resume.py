@@ -221,6 +221,53 @@ def test_a_run_killed_at_its_end_is_ended_later(
     assert (run / "summary.json").exists()
 
 
+@pytest.fixture(scope="module")
+def whole_average(content: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run with an average of the weights that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole_average")
+    train(as_config({**content, "average": 0.7}), folder)
+    return folder
+
+
+AVERAGE_MOMENTS: dict[str, Callable[[], Any]] = {
+    **{f"before step {step}": lambda step=step: killed_at_step(step) for step in (1, 7, 12)},
+    "while statistics are averaged": MOMENTS["while statistics are averaged"],
+    "in validation": MOMENTS["in validation"],
+    "at the end": lambda: interrupted(loop.Run, "finish"),
+}
+
+
+@pytest.mark.parametrize("moment", AVERAGE_MOMENTS)
+def test_an_average_goes_on_to_the_same_result(
+    whole_average: Path, content: dict[str, Any], tmp_path: Path, moment: str
+) -> None:
+    config = as_config({**content, "average": 0.7})
+    with AVERAGE_MOMENTS[moment]():
+        train(config, tmp_path)
+    train(config, tmp_path)
+    assert_same_result(result_of(tmp_path), result_of(whole_average))
+    states = [load_file(run / "state.safetensors") for run in (tmp_path, whole_average)]
+    assert any(name.startswith("mean.") for name in states[0])
+    assert_same_tensors(*states)
+
+
+def test_a_finished_average_is_written_again_as_it_was(
+    whole_average: Path, content: dict[str, Any], tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(whole_average, tmp_path / "run"))
+    for name in ("best.safetensors", "last.safetensors"):
+        (run / name).unlink()
+    train(as_config({**content, "average": 0.7}), run)
+    assert_same_result(result_of(run), result_of(whole_average))
+
+
+def test_a_run_without_an_average_does_not_go_on_with_one(
+    content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any
+) -> None:
+    said = refused({**content, "average": 0.7}, tmp_path, half, capsys)
+    assert "holds a run of another recipe (average: 0.0 -> 0.7)" in said
+
+
 def test_what_a_killed_run_left_half_written_is_removed(
     whole: Path, content: dict[str, Any], half: Path
 ) -> None:

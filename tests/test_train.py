@@ -671,10 +671,12 @@ def test_the_loss_of_two_processes_is_over_all_their_pixels(roots: tuple[Path, P
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("average", [0.0, 0.5])
 def test_processes_with_statistics_of_their_own_score_the_network_that_is_saved(
-    roots: tuple[Path, Path], tmp_path: Path
+    roots: tuple[Path, Path], tmp_path: Path, average: float
 ) -> None:
-    path = write_recipe(tmp_path / "r.yaml", recipe(*roots, epochs=2, alphas=[0.0, 0.5]))
+    content = recipe(*roots, epochs=2, alphas=[0.0, 0.5], average=average)
+    path = write_recipe(tmp_path / "r.yaml", content)
     finished("train", path, "-o", tmp_path / "run", "--machine.devices", 2)
     scores = table(tmp_path / "run")
     for saved in (tmp_path / "run").glob("epoch_*"):
