@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfadapt.episode import Episode
+from selfadapt.fast import Fast
+from selfadapt.fast.graphs import Maps
 from selfadapt.method import MODES, Method, ModeName, brought_back, check_steps, probs_at
 from selfadapt.models.families import adapted_parameters
 from selfadapt.models.interface import Interface
@@ -48,6 +50,8 @@ class SelfAdapt(Method):
         max_pixels: Larger images are scaled down to this many pixels, and the result is brought
             back. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
         compare: Also predict with the network as trained, for before and after.
+        fast: Take shortcuts to the same result, on a GPU with bf16 arithmetic; a ``Fast`` says
+            which, False: none.
         interface: What the network takes and gives, where that is not found out by itself.
 
     Example:
@@ -72,12 +76,13 @@ class SelfAdapt(Method):
         views: Iterable[View] | None = None,
         max_pixels: int | None = None,
         compare: bool = True,
+        fast: bool | Fast = True,
         interface: Interface | None = None,
     ) -> None:
         check_psi(psi)
         check_steps(steps, 1.0 if lr is None else lr)
         super().__init__(
-            model, alpha=alpha, mode=mode, max_pixels=max_pixels, compare=compare,
+            model, alpha=alpha, mode=mode, max_pixels=max_pixels, compare=compare, fast=fast,
             interface=interface,
         )  # fmt: skip
         self.psi = psi
@@ -86,7 +91,7 @@ class SelfAdapt(Method):
         self._tune(adapted_parameters(self.model, adapt))
         self.views = self._choose_views(scales, views)
 
-    def _segment(self, image: Tensor, size: Size) -> Result:
+    def _compute(self, image: Tensor) -> Maps:
         with self._lent_san():
             network = self._episode(self.selection.names)
             fused = self._fused(network, image, self.views)
@@ -94,33 +99,38 @@ class SelfAdapt(Method):
             label = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
             losses = self._adapt(network, image, label, ignore)
             logits = network.logits(image)
-        logits, notes = self._sound(image, logits, _trouble(fused, losses, self.steps))
-        if not notes and losses and losses[-1] > losses[0]:
-            notes = (f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: lower lr",)
-        views_failed = bool(fused.isnan().any())
-        return Result(
-            probs=probs_at(logits, size),
-            fused_probs=None if views_failed else brought_back(fused, size),
-            pseudo_label=None if views_failed else _label_brought_back(label, size),
-            losses=losses,
-            notes=notes,
-        )
+        unsure = (label == ignore).all()
+        checks = torch.stack([fused.isnan().any(), unsure]).to(losses)
+        numbers = torch.cat((checks, losses))
+        return {"logits": logits, "fused": fused, "label": label, "numbers": numbers}
 
-    def _adapt(
-        self, network: Episode, image: Tensor, label: Tensor, ignore: int
-    ) -> tuple[float, ...]:
+    def _adapt(self, network: Episode, image: Tensor, label: Tensor, ignore: int) -> Tensor:
         """Fit the network to the pseudo-label; return the loss before each step."""
-        if not self.steps or bool((label == ignore).all()):
-            return ()
         loss = partial(F.cross_entropy, target=label[None], ignore_index=ignore)
         with self._loop_statistics():
             losses = [network.step(image, loss, self.lr) for _ in range(self.steps)]
-        return tuple(torch.stack(losses).tolist())
+        return torch.stack(losses) if losses else image.new_empty(0)
+
+    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
+        views_failed, unsure, *losses = maps["numbers"].tolist()
+        losses = [] if unsure else losses
+        logits, notes = self._sound(
+            image, maps["logits"], _trouble(views_failed, losses, self.steps)
+        )
+        if not notes and losses and losses[-1] > losses[0]:
+            notes = (f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: lower lr",)
+        return Result(
+            probs=probs_at(logits, size),
+            fused_probs=None if views_failed else brought_back(maps["fused"], size),
+            pseudo_label=None if views_failed else _label_brought_back(maps["label"], size),
+            losses=tuple(losses),
+            notes=notes,
+        )
 
 
-def _trouble(fused: Tensor, losses: Sequence[float], steps: int) -> str | None:
+def _trouble(views_failed: bool, losses: Sequence[float], steps: int) -> str | None:
     """Say what makes the adaptation worthless, if anything."""
-    if fused.isnan().any():
+    if views_failed:
         return "the views' predictions are not finite"
     if steps and not losses:
         return "no pixel is sure enough for a pseudo-label"
@@ -131,5 +141,5 @@ def _trouble(fused: Tensor, losses: Sequence[float], steps: int) -> str | None:
 
 def _label_brought_back(label: Tensor, size: Size) -> Tensor:
     if size_of(label) == size:
-        return label
+        return label.clone()
     return F.interpolate(label[None, None].float(), size, mode="nearest-exact")[0, 0].long()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from selfadapt.checks import check_number
 from selfadapt.dropout import DropoutAfterReLU, check_rate, dropout_layers, seeded
+from selfadapt.fast.graphs import Maps
 from selfadapt.images import Image, load_image
 from selfadapt.method import Common, Method, brought_back, probs_at
 from selfadapt.models.interface import lent
@@ -35,10 +36,12 @@ class SaNOnly(Method):
         **common: See ``Method``.
     """
 
-    def _segment(self, image: Tensor, size: Size) -> Result:
+    def _compute(self, image: Tensor) -> Maps:
         with self._lent_san():
-            logits = self._episode().logits(image)
-        logits, notes = self._sound(image, logits)
+            return {"logits": self._episode().logits(image)}
+
+    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
+        logits, notes = self._sound(image, maps["logits"])
         return Result(probs=probs_at(logits, size), notes=notes)
 
 
@@ -82,11 +85,13 @@ class TTA(Method):
         super().__init__(model, alpha=alpha, **common)
         self.views = self._choose_views(scales, views)
 
-    def _segment(self, image: Tensor, size: Size) -> Result:
+    def _compute(self, image: Tensor) -> Maps:
         with self._lent_san():
-            fused = self._fused(self._episode(), image, self.views)
-        if not fused.isnan().any():
-            probs = brought_back(fused, size)
+            return {"fused": self._fused(self._episode(), image, self.views)}
+
+    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
+        if not maps["fused"].isnan().any():
+            probs = brought_back(maps["fused"], size)
             return Result(probs=probs, fused_probs=probs)
         logits, notes = self._rescue(image, "the views' predictions are not finite")
         return Result(probs=probs_at(logits, size), notes=notes)
@@ -121,6 +126,7 @@ class MCDropout(Method):
             check_rate(rate)
         super().__init__(model, alpha=alpha, **common)
         self.passes, self.rate, self.seed = passes, rate, seed
+        self.fast = replace(self.fast, graphs=False)  # a replay would drop the same again
         self._layers, num_relus = self._found()
         if not (self._layers or num_relus):
             raise ValueError(
@@ -133,12 +139,14 @@ class MCDropout(Method):
                 f"so {rate or 0.1:g} is put after each of its {num_relus} ReLUs",
             )
 
-    def _segment(self, image: Tensor, size: Size) -> Result:
+    def _compute(self, image: Tensor) -> Maps:
         with seeded(self.seed, image.device), self._lent_san(), self._dropout():
             network = self._episode()
-            mean = fuse(network.probs(image) for _ in range(self.passes))
-        if not mean.isnan().any():
-            return Result(probs=brought_back(mean, size))
+            return {"mean": fuse(network.probs(image) for _ in range(self.passes))}
+
+    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
+        if not maps["mean"].isnan().any():
+            return Result(probs=brought_back(maps["mean"], size))
         logits, notes = self._rescue(image, "a pass with dropout is not finite")
         return Result(probs=probs_at(logits, size), notes=notes)
 

@@ -4,12 +4,14 @@ H(p) = - sum_c p_c log p_c, averaged over the pixels
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Unpack
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from selfadapt.episode import Episode, Gradients
+from selfadapt.fast.graphs import Maps
 from selfadapt.method import Common, Method, brought_back, check_steps, probs_at
 from selfadapt.models.families import adapted_parameters, normalisation_parameters
 from selfadapt.norm import Alpha, check_alpha, find_san, lent_san
@@ -41,14 +43,22 @@ class _MinimisesEntropy(Method):
         super().__init__(model, alpha=alpha, **common)
         self.steps, self.lr = steps, lr
 
-    def _segment(self, image: Tensor, size: Size) -> Result:
+    def _compute(self, image: Tensor) -> Maps:
         with self._lent_san():
             network = self._episode(self.selection.names)
             with self._loop_statistics():
-                losses = [network.step(image, mean_entropy, self.lr) for _ in range(self.steps)]
+                losses = [self._step(network, image) for _ in range(self.steps)]
             logits = network.logits(image)
-        logits, notes = self._sound(image, logits)
-        return Result(probs=probs_at(logits, size), losses=tuple(map(float, losses)), notes=notes)
+        return {"logits": logits, "losses": torch.stack(losses) if losses else image.new_empty(0)}
+
+    def _step(self, network: Episode, image: Tensor) -> Tensor:
+        """Take one step; return the entropy before it."""
+        return network.step(image, mean_entropy, self.lr)
+
+    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
+        logits, notes = self._sound(image, maps["logits"])
+        losses = tuple(maps["losses"].tolist())
+        return Result(probs=probs_at(logits, size), losses=losses, notes=notes)
 
 
 class EntropyMin(_MinimisesEntropy):
@@ -104,7 +114,7 @@ class Tent(_MinimisesEntropy):
         self._tune(normalisation_parameters(self.model))
 
 
-class MEMO(Method):
+class MEMO(_MinimisesEntropy):
     """Minimise the entropy of the mean prediction over views (MEMO; Zhang et al., 2022).
 
     Views are undone before they are averaged, as a pixel's class does not change with them. The
@@ -135,19 +145,12 @@ class MEMO(Method):
         views: Iterable[View] | None = None,
         **common: Unpack[Common],
     ) -> None:
-        check_steps(steps, lr)
-        super().__init__(model, alpha=alpha, **common)
-        self.steps, self.lr = steps, lr
+        super().__init__(model, steps=steps, lr=lr, alpha=alpha, **common)
         self._tune(adapted_parameters(self.model, adapt))
         self.views = self._choose_views(scales, views)
 
-    def _segment(self, image: Tensor, size: Size) -> Result:
-        with self._lent_san():
-            network = self._episode(self.selection.names)
-            losses = [float(self._step(network, image)) for _ in range(self.steps)]
-            logits = network.logits(image)
-        logits, notes = self._sound(image, logits)
-        return Result(probs=probs_at(logits, size), losses=tuple(losses), notes=notes)
+    def _loop_statistics(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def _step(self, network: Episode, image: Tensor) -> Tensor:
         """Take one step on the entropy of the mean, view by view; return that entropy."""
@@ -193,11 +196,15 @@ class InTEnt(Method):
         self.alphas = tuple(alphas)
         self._mixes = [find_san(self.model, alpha) for alpha in alphas]
 
-    def _segment(self, image: Tensor, size: Size) -> Result:
-        predictions = []
-        for mix in self._mixes:
+    def _compute(self, image: Tensor) -> Maps:
+        maps = {}
+        for alpha, mix in zip(self.alphas, self._mixes, strict=True):
             with lent_san(self.model, mix):
-                predictions.append(self._episode().probs(image))
+                maps[str(alpha)] = self._episode().probs(image)
+        return maps
+
+    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
+        predictions = [maps[str(alpha)] for alpha in self.alphas]
         finite = [not bool(probs.isnan().any()) for probs in predictions]
         failed = [f"{a:g}" for a, fine in zip(self.alphas, finite, strict=True) if not fine]
         notes: tuple[str, ...] = ()

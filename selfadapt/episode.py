@@ -5,14 +5,18 @@ the statistics, and runs the model's own code with them in place. Whatever happe
 to restore. Weights that are not tuned are read where they are.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from selfadapt.fast import PLAIN, Fast
+from selfadapt.fast.reuse import Reuse
 from selfadapt.models.interface import Interface
+from selfadapt.norm import Drift, SaN
 
 Loss = Callable[[Tensor], Tensor]
 """A loss of the logits ``(1, C, H, W)``."""
@@ -29,17 +33,36 @@ class Episode:
         model: The network, in evaluation mode.
         interface: How to talk to it.
         tuned: Names of the parameters ``step`` may change.
+        fast: Shortcuts to take.
     """
 
-    def __init__(self, model: nn.Module, interface: Interface, tuned: Collection[str] = ()) -> None:
-        self.interface = interface
+    def __init__(
+        self,
+        model: nn.Module,
+        interface: Interface,
+        tuned: Collection[str] = (),
+        fast: Fast = PLAIN,
+    ) -> None:
+        self.interface, self.fast = interface, fast
         weights = {name: _wide(value.detach()) for name, value in model.named_parameters()}
-        self.tuned = {name: weights[name].clone().requires_grad_() for name in tuned}
+        self.device = next(iter(weights.values()), torch.empty(0)).device
+        self._half = None if _autocasts(self.device) else fast.half(self.device)
+        self._last = fast.keeps_channels_last(self.device)
+        self.tuned = {
+            name: self._laid_out(weights[name].clone()).requires_grad_() for name in tuned
+        }
         self.buffers = {name: _wide(value).clone() for name, value in model.named_buffers()}
+        weights |= {
+            name: self._laid_out(weights[name], self._half)
+            for name in _kernels_of_convolutions(model)
+            if name in weights and name not in self.tuned
+        }
         self._runner = _Runner(model)
         self._state = {
             f"model.{name}": value for name, value in (weights | self.buffers | self.tuned).items()
         }
+        self._reuse: Reuse | None = None
+        self._reused_for: tuple[Tensor, Tensor, Drift | None] | None = None
 
     def logits(self, image: Tensor) -> Tensor:
         """Return class scores ``(1, C, H, W)`` for a raw image ``(C, H, W)``."""
@@ -71,21 +94,31 @@ class Episode:
             return value.detach(), torch.autograd.grad(value, weights, allow_unused=True)
 
         with torch.enable_grad():
-            return self._run(image, differentiate)
+            return self._run(image, differentiate, again=self.fast.reuse)
 
     def descend(self, gradients: Gradients, lr: float) -> None:
         """Move the tuned weights against their gradients."""
-        for weight, gradient in zip(self.tuned.values(), gradients, strict=True):
-            if gradient is not None:
-                weight.data.sub_(gradient, alpha=lr)
+        pairs = zip(self.tuned.values(), gradients, strict=True)
+        moving = [(weight.data, gradient) for weight, gradient in pairs if gradient is not None]
+        if moving:
+            torch._foreach_add_(*map(list, zip(*moving, strict=True)), alpha=-lr)
 
-    def _run(self, image: Tensor, use: Callable[[Tensor], Any]) -> Any:
-        """Run the network on an image, and ``use`` its logits while the weights are in place."""
-        x = self.interface.normalize(image)
+    def _run(self, image: Tensor, use: Callable[[Tensor], Any], again: bool = False) -> Any:
+        """Run the network on an image, and ``use`` its logits while the weights are in place.
+
+        Args:
+            image: A raw image.
+            use: What is done with the logits.
+            again: The network will be run on this image again, with other tuned weights.
+        """
+        x, reuse = self._input(image, again)
+
+        def work(model: nn.Module) -> Any:
+            return use(self.interface.finish(model(x), image))
+
         try:
-            return functional_call(
-                self._runner, self._state, (lambda model: use(self.interface.logits(model, x)),)
-            )
+            with self._shortcuts(reuse):
+                return functional_call(self._runner, self._state, (work,))
         except RuntimeError as error:
             error.add_note(
                 f"while the network ran on an image of {image.shape[-1]}x{image.shape[-2]} pixels; "
@@ -93,6 +126,43 @@ class Episode:
                 "interface=Interface(divisor=... or size=(H, W))"
             )
             raise
+
+    def _input(self, image: Tensor, again: bool) -> tuple[Tensor, Reuse | None]:
+        """Return the network's input for an image, and what is known of a run on it before."""
+        drift = _drift_of(self._runner.model)
+        if self._reused_for is not None and self._reuse is not None and self._reuse.usable:
+            for_image, x, for_drift = self._reused_for
+            if for_image is image and for_drift is drift:
+                return x, self._reuse
+        x = self.interface.prepare(self.interface.normalize(image))
+        if self._last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        if not again:
+            return x, None
+        names = self.tuned if drift is None else (*self.tuned, *self.buffers)
+        changing = {id(self._state[f"model.{name}"]) for name in names}
+        constants = [value for value in self._state.values() if id(value) not in changing]
+        self._reused_for = image, x, drift
+        self._reuse = Reuse(self._runner.model, self.tuned, [x, *constants], drift)
+        return x, self._reuse
+
+    @contextmanager
+    def _shortcuts(self, reuse: Reuse | None) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self._half is not None:
+                kind = self.device.type
+                stack.enter_context(torch.autocast(kind, self._half, cache_enabled=False))
+            if self.fast.fuses(self.device):
+                from selfadapt.fast.fused import fusing  # needs Triton, which only GPUs have
+
+                stack.enter_context(fusing())
+            if reuse is not None:
+                stack.enter_context(reuse.running())
+            yield
+
+    def _laid_out(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        layout = torch.channels_last if self._last and weight.dim() == 4 else torch.preserve_format
+        return weight.to(dtype=dtype or weight.dtype, memory_format=layout)
 
 
 class _Runner(nn.Module):
@@ -104,6 +174,20 @@ class _Runner(nn.Module):
 
     def forward(self, work: Callable[[nn.Module], Any]) -> Any:
         return work(self.model)
+
+
+def _kernels_of_convolutions(model: nn.Module) -> list[str]:
+    modules = model.named_modules()
+    return [f"{name}.weight" for name, module in modules if isinstance(module, nn.Conv2d)]
+
+
+def _drift_of(model: nn.Module) -> Drift | None:
+    return next((m.san_drift for m in model.modules() if isinstance(m, SaN)), None)
+
+
+def _autocasts(device: torch.device) -> bool:
+    """Say whether the caller has chosen the kind of numbers to compute with."""
+    return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)
 
 
 def _wide(value: Tensor) -> Tensor:

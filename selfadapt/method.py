@@ -8,12 +8,12 @@ lent out, times and notes are taken, and a prediction that is worthless falls ba
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import sqrt
 from numbers import Integral, Real
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from selfadapt.checks import check_number
 from selfadapt.dropout import random_state, seeded
 from selfadapt.episode import Episode
+from selfadapt.fast import PLAIN, Fast
+from selfadapt.fast.graphs import Graphs, Maps
 from selfadapt.images import Image, load_image
 from selfadapt.models.detect import detect
 from selfadapt.models.families import Selection
-from selfadapt.models.interface import Interface, lent
+from selfadapt.models.interface import Interface, held, lent
 from selfadapt.names import nearest
 from selfadapt.norm import Alpha, SaN, SaNReport, find_san, image_statistics, lent_san
 from selfadapt.pseudo import fuse
@@ -62,6 +64,7 @@ class Common(TypedDict, total=False):
     mode: ModeName
     max_pixels: int | None
     compare: bool
+    fast: bool | Fast
     interface: Interface | None
 
 
@@ -76,6 +79,8 @@ class Method(ABC):
         max_pixels: Larger images are scaled down to this many pixels, and the result is brought
             back. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
         compare: Also predict with the network as trained, for before and after.
+        fast: Take shortcuts to the same result, on a GPU with bf16 arithmetic; a ``Fast`` says
+            which, False: none.
         interface: What the network takes and gives, where that is not found out by itself.
     """
 
@@ -87,6 +92,7 @@ class Method(ABC):
         mode: ModeName = "paper",
         max_pixels: int | None = None,
         compare: bool = True,
+        fast: bool | Fast = True,
         interface: Interface | None = None,
     ) -> None:
         _check_model(model)
@@ -95,9 +101,13 @@ class Method(ABC):
         self.mode = mode
         self.max_pixels = max_pixels or MAX_PIXELS
         self.compare = compare
+        self.fast = _fast(fast)
         self.alpha = alpha
         self.san = find_san(self.model, alpha)
         self.interface, self._draws = self._detect(interface)
+        if self._draws:  # what is random differs from run to run
+            self.fast = replace(self.fast, reuse=False, graphs=False)
+        self._graphs = Graphs(self.model, self._lent)
         self.notes = self._model_notes()
 
     def __repr__(self) -> str:
@@ -124,14 +134,10 @@ class Method(ABC):
             Probabilities at the image's own size, and what led to them.
         """
         start = time.perf_counter()
-        with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), lent(self.model):
+        with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), held(self.model):
             whole = self._load(image, normalized)
             image = self._within_budget(whole)
-            with seeded(0, whole.device) if self._draws else nullcontext():
-                source = self._source(image) if self.compare else None
-                result = self._segment(image, size_of(whole))
-            if source is not None:
-                result = _with_source(result, source, size_of(whole))
+            result = self._segment(image, size_of(whole))
             if whole.is_cuda:
                 torch.cuda.synchronize(whole.device)
         notes = self.notes + result.notes
@@ -139,9 +145,43 @@ class Method(ABC):
             notes += (f"segmented at {_text(image)}, the image is {_text(whole)}",)
         return replace(result, seconds=time.perf_counter() - start, notes=notes)
 
-    @abstractmethod
     def _segment(self, image: Tensor, size: Size) -> Result:
         """Segment a raw image ``(C, H, W)``; the result's maps have the given size."""
+        if self.fast.graphs and image.is_cuda:
+            maps = self._graphs(self._compute_all, image)
+        else:
+            with self._lent():
+                maps = self._compute_all(image)
+        result = self._conclude(image, size, maps)
+        if self.compare:
+            result = _with_source(result, maps["source_logits"], size)
+        return result
+
+    def _compute_all(self, image: Tensor) -> Maps:
+        with seeded(0, image.device) if self._draws else nullcontext():
+            source = {"source_logits": self._source(image)} if self.compare else {}
+            return self._compute(image) | source
+
+    @abstractmethod
+    def _compute(self, image: Tensor) -> Maps:
+        """Do all that the network is needed for. On a GPU this is recorded: it waits for nothing.
+
+        Args:
+            image: A raw image ``(C, H, W)``, on the network's device.
+
+        Returns:
+            What ``_conclude`` needs.
+        """
+
+    @abstractmethod
+    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
+        """Make a result of what was computed; its maps are new, and have the given size."""
+
+    @contextmanager
+    def _lent(self) -> Iterator[None]:
+        """Lend the network out in evaluation mode; on leaving it is as it was."""
+        with lent(self.model):
+            yield
 
     def _detect(self, given: Interface | None) -> tuple[Interface, bool]:
         """Find out the network's interface, and whether it draws random numbers in evaluation."""
@@ -169,12 +209,14 @@ class Method(ABC):
         """Return the logits ``(1, C, H, W)`` of the network as trained."""
         modules = self.model.named_modules()
         applied = {name: 0.0 for name, module in modules if isinstance(module, SaN)}
+        if self.fast.fuses(image.device):  # SaN with alpha 0 is BatchNorm, in fewer passes
+            applied |= dict.fromkeys(self.san.converted, 0.0)
         with lent_san(self.model, SaNReport(applied)):  # whoever applied it keeps it
             return self._episode().logits(image)
 
     def _episode(self, tuned: Collection[str] = ()) -> Episode:
         """Start an episode: the network, with its own copy of the weights to tune."""
-        return Episode(self.model, self.interface, tuned)
+        return Episode(self.model, self.interface, tuned, self.fast)
 
     def _fused(self, network: Episode, image: Tensor, views: Iterable[View]) -> Tensor:
         """Return the mean prediction over views, in the image plane."""
@@ -185,7 +227,7 @@ class Method(ABC):
         """Lend the network SaN with the method's alpha."""
         return lent_san(self.model, self.san)
 
-    def _loop_statistics(self) -> AbstractContextManager[None]:
+    def _loop_statistics(self) -> AbstractContextManager[Any]:
         """Set the statistics BatchNorm uses in a loop of steps, which the modes differ in."""
         drift = MODES[self.mode].drift
         return nullcontext() if drift is None else image_statistics(self.model, drift)
@@ -200,21 +242,23 @@ class Method(ABC):
 
     def _rescue(self, image: Tensor, trouble: str) -> tuple[Tensor, tuple[str, ...]]:
         """Return the logits of SaN, or else of the source network, and a note of what happened."""
-        with self._lent_san():
-            logits = self._episode().logits(image)
-        if finite(logits):
-            return logits, (f"{trouble}: this is the prediction with SaN, without adaptation",)
-        logits = self._source(image)
+        with self._lent():
+            with self._lent_san():
+                logits = self._episode().logits(image)
+            if finite(logits):
+                return logits, (f"{trouble}: this is the prediction with SaN, without adaptation",)
+            logits = self._source(image)
         if finite(logits):
             note = f"{trouble}, nor is SaN's: this is the prediction of the network as trained"
             return logits, (note,)
         raise ValueError("the network's own prediction for this image is not finite")
 
     def _load(self, image: Image, normalized: bool) -> Tensor:
-        loaded = load_image(image, self.interface.channels or 3, normalized=normalized)
         weights = (p for p in self.model.parameters() if p.is_floating_point())
         weight = next(weights, torch.empty(0))
-        loaded = loaded.to(weight.device, torch.promote_types(weight.dtype, torch.float32))
+        channels = self.interface.channels or 3
+        loaded = load_image(image, channels, normalized=normalized, device=weight.device)
+        loaded = loaded.to(torch.promote_types(weight.dtype, torch.float32))
         return self.interface.denormalize(loaded) if normalized else loaded
 
     def _within_budget(self, image: Tensor) -> Tensor:
@@ -240,19 +284,20 @@ class Method(ABC):
 
 def probs_at(logits: Tensor, size: Size) -> Tensor:
     """Return class probabilities ``(C, H, W)`` at a size, from scores ``(1, C, h, w)``."""
-    return brought_back(logits[0], size).softmax(dim=0)
+    logits = logits[0] if size_of(logits) == size else brought_back(logits[0], size)
+    return logits.softmax(dim=0)
 
 
 def brought_back(maps: Tensor, size: Size) -> Tensor:
     """Bring ``(C, h, w)`` to the image's own size."""
     if size_of(maps) == size:
-        return maps
+        return maps.clone()  # what was computed is written over by the next image
     return F.interpolate(maps[None], size, mode="bilinear", align_corners=False)[0]
 
 
 def finite(logits: Tensor) -> bool:
     """Say whether scores ``(1, C, H, W)`` make probabilities; single classes may be -inf."""
-    return not bool(logits.softmax(dim=1).isnan().any())
+    return bool(logits.amax(dim=1).isfinite().all())
 
 
 def check_steps(steps: int, lr: float) -> None:
@@ -260,6 +305,14 @@ def check_steps(steps: int, lr: float) -> None:
     check_number("steps", steps, 0, whole=True)
     if isinstance(lr, bool) or not isinstance(lr, Real) or not 0 < lr < float("inf"):
         raise ValueError(f"lr must be a positive number, got {lr!r}")
+
+
+def _fast(fast: bool | Fast) -> Fast:
+    if isinstance(fast, bool):
+        return Fast() if fast else PLAIN
+    if not isinstance(fast, Fast):
+        raise TypeError(f"fast must be True, False or a Fast object, got {fast!r}")
+    return fast
 
 
 def _with_source(result: Result, source: Tensor, size: Size) -> Result:

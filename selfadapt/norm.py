@@ -13,8 +13,9 @@ that is used twice needs no care, and taking SaN out again leaves no trace.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from numbers import Real
@@ -35,6 +36,55 @@ Alpha = float | Mapping[str, float]
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, FrozenBatchNorm2d)
 
 
+Normalize = Callable[["SaN", Tensor], Tensor | None]
+"""Normalises features in another way; None where it cannot."""
+_normalize: ContextVar[Normalize | None] = ContextVar("normalize", default=None)
+
+
+@contextmanager
+def normalizing_with(normalize: Normalize) -> Iterator[None]:
+    """Let SaN layers be computed by a function of layer and input in a ``with`` block."""
+    token = _normalize.set(normalize)
+    try:
+        yield
+    finally:
+        _normalize.reset(token)
+
+
+Followed = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Running mean and variance of a layer, and the image's mean and unbiased variance."""
+
+
+class Drift:
+    """Running statistics that follow the image, step by step, as in BatchNorm's training.
+
+    Args:
+        momentum: What part of the way they go in each step.
+    """
+
+    def __init__(self, momentum: float) -> None:
+        self.momentum = momentum
+        self.followed: list[Followed] = []
+        """What was followed so far, in this order."""
+
+    def follow(self, running: tuple[Tensor, Tensor], image: tuple[Tensor, Tensor]) -> None:
+        """Move running mean and variance towards those of the image."""
+        self.repeat([(*running, *image)])
+        self.followed.append((*running, *image))
+
+    def repeat(self, followed: Sequence[Followed]) -> None:
+        """Move once more, as layers do that are not run again."""
+        for running in (0, 1):
+            ends = {id(one[running]): (one[running], one[running + 2]) for one in followed}
+            if len(ends) == len(followed):
+                if ends:
+                    pairs = zip(*ends.values(), strict=True)
+                    torch._foreach_lerp_(*map(list, pairs), self.momentum)
+            else:  # a layer that is used twice follows one after the other
+                for one in followed:
+                    one[running].lerp_(one[running + 2], self.momentum)
+
+
 class SaN:
     """What a BatchNorm layer becomes: in evaluation it mixes in the statistics of each image.
 
@@ -42,13 +92,13 @@ class SaN:
 
     Attributes:
         san_alpha: Weight of the image statistics.
-        san_drift: None, or the momentum with which the running statistics follow the image. Then
-            the layer normalises with image statistics alone, as BatchNorm does in training.
+        san_drift: None, or how the running statistics follow the image. Then the layer normalises
+            with image statistics alone, as BatchNorm does in training.
         san_base: The class the layer had before.
     """
 
     san_alpha: float = 0.0
-    san_drift: float | None = None
+    san_drift: Drift | None = None
     san_base: type[nn.Module]
     training: bool
     running_mean: Tensor
@@ -59,7 +109,14 @@ class SaN:
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``(B, C, ...)`` features, each sample with its own statistics."""
-        if self.training or (self.san_alpha == 0 and self.san_drift is None):
+        if self.training:
+            return super().forward(x)  # type: ignore[misc]
+        normalize = _normalize.get()
+        if normalize is not None and self.san_base in PLAIN:
+            normalized = normalize(self, x)
+            if normalized is not None:
+                return normalized
+        if self.san_alpha == 0 and self.san_drift is None:
             return super().forward(x)  # type: ignore[misc]
         mean, var = self._mixed_statistics(x)  # (B, C)
         if self.san_base in PLAIN:
@@ -93,8 +150,9 @@ class SaN:
         num = pixels.shape[-1]
         with torch.no_grad():  # BatchNorm's rule: the running variance is the unbiased one
             unbiased = image_var.mean(dim=0) * (num / max(num - 1, 1))
-            self.running_mean.lerp_(image_mean.mean(dim=0).to(self.running_mean), self.san_drift)
-            self.running_var.lerp_(unbiased.to(self.running_var), self.san_drift)
+            running = self.running_mean, self.running_var
+            image = image_mean.mean(dim=0).to(running[0]), unbiased.to(running[1])
+            self.san_drift.follow(running, image)
         return image_mean, image_var
 
     def extra_repr(self) -> str:
@@ -303,17 +361,18 @@ def lent_san(model: nn.Module, report: SaNReport) -> Iterator[None]:
 
 
 @contextmanager
-def image_statistics(model: nn.Module, momentum: float) -> Iterator[None]:
+def image_statistics(model: nn.Module, momentum: float) -> Iterator[Drift]:
     """Let the SaN layers use image statistics alone while their running statistics follow.
 
     This is BatchNorm's training mode for a single image. Unlike that mode it takes 1x1 maps (their
     variance is 0), needs no process group for SyncBatchNorm, and leaves dropout off.
     """
     layers = [module for module in model.modules() if isinstance(module, SaN)]
+    drift = Drift(momentum)
     try:
         for layer in layers:
-            layer.san_drift = momentum
-        yield
+            layer.san_drift = drift
+        yield drift
     finally:
         for layer in layers:
             layer.__dict__.pop("san_drift", None)

@@ -6,6 +6,7 @@ image into the view, ``undo`` brings the probabilities predicted on it back to t
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from numbers import Real
 
@@ -21,6 +22,9 @@ Size = tuple[int, int]
 SCALES = (0.25, 0.5, 0.75)
 LUMA = (19595, 38470, 7471)
 """Weights of red, green and blue in gray, in units of 1/65536 (ITU-R 601, as PIL has them)."""
+
+PIL_BITS = 22
+"""Binary digits of the weights in PIL's filters."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,7 @@ class View:
         """Make the view of ``image``, ``(C, H, W)`` in [0, 1]."""
         view = resize(image, self.size(size_of(image)))
         if self.gray:
-            weights = torch.tensor(LUMA, dtype=view.dtype, device=view.device) / 2**16
-            view = torch.einsum("chw,c->hw", view, weights).expand_as(view)
+            view = torch.einsum("chw,c->hw", view, constant(LUMA, view) / 2**16).expand_as(view)
         return view.flip(-1) if self.flip else view
 
     def undo(self, probs: Tensor, size: Size) -> Tensor:
@@ -82,8 +85,9 @@ class OfficialView(View):
         """Make the view of ``image``, ``(C, H, W)`` in [0, 1], with PIL's resampling."""
         view = pil_resize(image, self.size(size_of(image)))
         if self.gray:
-            luma = torch.tensor(LUMA, device=view.device).reshape(3, 1, 1)
-            gray = ((view * 255).round().int() * luma).sum(dim=0)
+            levels = (view * 255).round()
+            luma = constant(LUMA, levels.int()).reshape(3, 1, 1)
+            gray = (levels.int() * luma).sum(dim=0)
             view = ((gray + 2**15) >> 16).to(view.dtype).div(255).expand_as(view)
         return view.flip(-1) if self.flip else view
 
@@ -154,14 +158,59 @@ def resize(image: Tensor, size: Size) -> Tensor:
 
 def pil_resize(image: Tensor, size: Size) -> Tensor:
     """Resize ``(C, H, W)`` in [0, 1] with PIL's bilinear filter, rounding to 8 bits as it does."""
-    levels = (image * 255).round().clamp(0, 255).byte().cpu().numpy()
-    resized = np.stack([_pil_resize_channel(channel, size) for channel in levels])
+    levels = (image * 255).round().clamp(0, 255)
+    if image.is_cuda:
+        return _pil_resize_on_gpu(levels, size).to(image.dtype) / 255
+    channels = levels.byte().numpy()
+    resized = np.stack([_pil_resize_channel(channel, size) for channel in channels])
     return torch.from_numpy(resized).to(image).div(255)
 
 
 def _pil_resize_channel(channel: np.ndarray, size: Size) -> np.ndarray:
     picture = PILImage.fromarray(channel)
     return np.asarray(picture.resize((size[1], size[0]), PILImage.Resampling.BILINEAR))
+
+
+def _pil_resize_on_gpu(levels: Tensor, size: Size) -> Tensor:
+    """Do what PIL does, first across, then down: products of whole numbers, which are exact."""
+    levels = levels.double()
+    height, width = size_of(levels)
+    if size[1] != width:
+        levels = _rounded(levels @ pil_weights(width, size[1], levels.device).T)
+    if size[0] != height:
+        levels = _rounded(pil_weights(height, size[0], levels.device) @ levels)
+    return levels
+
+
+def _rounded(sums: Tensor) -> Tensor:
+    return ((sums + 2 ** (PIL_BITS - 1)) / 2**PIL_BITS).floor().clamp(0, 255)
+
+
+@cache
+def pil_weights(length: int, new_length: int, device: torch.device) -> Tensor:
+    """Return PIL's bilinear filter ``(new_length, length)``: whole numbers, in units of 2^-22."""
+    scale = length / new_length
+    support = max(scale, 1.0)
+    center = (np.arange(new_length) + 0.5) * scale
+    first = np.maximum((center - support + 0.5).astype(int), 0)
+    last = np.minimum((center + support + 0.5).astype(int), length)
+    at = np.arange(length)
+    weights = np.maximum(1 - np.abs((at - center[:, None] + 0.5) / support), 0)
+    weights *= (at >= first[:, None]) & (at < last[:, None])
+    weights /= weights.sum(axis=1, keepdims=True)
+    with torch.inference_mode(False):
+        return torch.from_numpy(np.floor(weights * 2**PIL_BITS + 0.5)).to(device)
+
+
+def constant(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """Return numbers as a tensor, which is made once for each device and kind of numbers."""
+    return _constant(tuple(numbers), like.dtype, like.device)
+
+
+@cache
+def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def size_of(image: Tensor) -> Size:

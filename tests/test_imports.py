@@ -11,7 +11,7 @@ ROWS = [
     {"names", "checks", "devices", "files", "extras", "pseudo", "version", "views", "result"},
     {"labels", "recipes"},
     {"norm", "dropout", "images", "metrics", "streets"},
-    {"models", "data"},
+    {"models", "data", "fast"},
     {"episode"},
     {"method"},
     {"adapt", "baselines", "entropy"},

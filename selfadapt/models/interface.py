@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selfadapt.views import constant
+
 OUTPUT_KEYS = ("out", "logits", "pred")
 
 
@@ -90,30 +92,37 @@ class Interface:
         return (image.flip(0) if self.bgr else image) * std + mean
 
     def _statistics(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (
-            torch.tensor(numbers, dtype=image.dtype, device=image.device).reshape(-1, 1, 1)
-            for numbers in (self.mean, self.std)
-        )
-        return mean, std
+        mean, std = (constant(numbers, image) for numbers in (self.mean, self.std))
+        return mean.reshape(-1, 1, 1), std.reshape(-1, 1, 1)
 
     def logits(self, network: Callable[[Tensor], Any], x: Tensor) -> Tensor:
         """Return class scores ``(B, C, H, W)`` of ``network`` for its input ``x`` ``(B, 3, H, W)``.
 
         One output channel, usual for foreground against background, becomes two classes.
         """
-        height, width = x.shape[-2:]
+        return self.finish(network(self.prepare(x)), x)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Bring an input ``(B, 3, H, W)`` to a size the network takes."""
         if self.size is not None:
-            x = F.interpolate(x, self.size, mode="bilinear", antialias=True)
-        else:
-            x = F.pad(x, (0, self._missing(width), 0, self._missing(height)), mode="replicate")
-        logits = self.scores(network(x)).to(torch.promote_types(x.dtype, torch.float32))
+            return F.interpolate(x, self.size, mode="bilinear", antialias=True)
+        missing = [self._missing(length) for length in x.shape[:-3:-1]]
+        return F.pad(x, (0, missing[0], 0, missing[1]), mode="replicate") if any(missing) else x
+
+    def finish(self, output: Any, x: Tensor) -> Tensor:
+        """Return class scores at the size of ``x`` ``(..., H, W)`` from the network's output."""
+        height, width = x.shape[-2:]
+        logits = self.scores(output)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.activated == "sigmoid" or (self.activated and logits.shape[1] == 1):
             logits = logits.logit(1e-6)
         elif self.activated:
             logits = logits.clamp_min(1e-6).log()
         if logits.shape[1] == 1:
             logits = torch.cat((torch.zeros_like(logits), logits), dim=1)
-        size = (height, width) if self.size is not None else x.shape[-2:]
+        size = (height, width)
+        if self.size is None:
+            size = (height + self._missing(height), width + self._missing(width))
         if logits.shape[-2:] != size:
             logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
         return logits[..., :height, :width]
@@ -181,6 +190,13 @@ _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 @contextmanager
+def held(model: nn.Module) -> Iterator[None]:
+    """Let threads that want the same model wait for each other."""
+    with _LOCKS.setdefault(model, threading.RLock()):
+        yield
+
+
+@contextmanager
 def lent(model: nn.Module) -> Iterator[None]:
     """Lend a model out in evaluation mode; on leaving, every module is as it was.
 
@@ -189,7 +205,7 @@ def lent(model: nn.Module) -> Iterator[None]:
     not looked after: nobody writes to them, see ``Episode``. Threads that want the same model wait
     for each other.
     """
-    with _LOCKS.setdefault(model, threading.RLock()):
+    with held(model):
         before = [_Record(module) for module in model.modules()]
         try:
             for record in before:

@@ -1,0 +1,243 @@
+"""Neighbouring operations in one pass over memory, on a GPU.
+
+A SaN layer is mostly followed by a ReLU, or by the sum with a shortcut and a ReLU; the scores of a
+network by upsampling and a cross-entropy. Done one by one, each reads and writes all of its input.
+Here the first of them returns a tensor that is not computed yet. What comes next either joins in,
+or finds the tensor computed, as it would have been. So no network has to be known, or changed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from selfadapt.fast import launch
+from selfadapt.norm import SaN, normalizing_with
+
+RELUS = {F.relu, torch.relu, Tensor.relu, F.relu_, torch.relu_, Tensor.relu_}
+IN_PLACE_RELUS = {F.relu_, torch.relu_, Tensor.relu_}
+SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
+IN_PLACE_SUMS = {Tensor.add_, Tensor.__iadd__}
+FACTS = {
+    Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.size, Tensor.dim,
+    Tensor.ndim.__get__, Tensor.numel, Tensor.is_cuda.__get__, Tensor.is_floating_point,
+    Tensor.layout.__get__, Tensor.__len__,
+}  # fmt: skip
+"""What can be asked of a tensor that is not computed."""
+
+
+class Later(Tensor):
+    """A tensor that is computed when it is needed."""
+
+    value: Tensor | None
+    """What it is, once it is computed."""
+
+    @staticmethod
+    def __new__(cls, like: Tensor, size: Sequence[int], *args: Any) -> "Later":
+        """Make a tensor of a size and without numbers."""
+        return Tensor._make_wrapper_subclass(
+            cls, torch.Size(size), dtype=like.dtype, device=like.device
+        )
+
+    def __init__(self, like: Tensor, size: Sequence[int]) -> None:
+        self.value = None
+
+    def compute(self) -> Tensor:
+        """Return what this tensor is, by itself."""
+        raise NotImplementedError
+
+    def join(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return the result of a function if it can be computed in one go, or NotImplemented."""
+        return NotImplemented
+
+    def now(self) -> Tensor:
+        """Return this tensor, computed."""
+        if self.value is None:
+            self.value = self.compute()
+        return self.value
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in FACTS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        for arg in args:
+            if isinstance(arg, Later) and arg.value is None:
+                result = arg.join(func, args, kwargs)
+                if result is not NotImplemented:
+                    return result
+        args, kwargs = tree_map_only(Later, Later.now, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse what did not come by ``__torch_function__``: there are no numbers to work on."""
+        raise RuntimeError(f"{func} is given a tensor that is not computed yet")
+
+
+class Normalized(Later):
+    """What a SaN layer returns: ReLU and the sum with a shortcut may join in."""
+
+    def __init__(
+        self, like: Tensor, size: Sequence[int], parts: Any, shortcut: Tensor | None = None
+    ) -> None:
+        super().__init__(like, size)
+        self.parts = parts  # input, weight, bias, statistics, alpha
+        self.shortcut = shortcut
+
+    def compute(self, relu: bool = False) -> Tensor:
+        """Normalise, add the shortcut, and take ReLU if wanted."""
+        return launch.Normalize.apply(*self.parts, self.shortcut, relu)
+
+    def join(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Take in ReLU and sums."""
+        if func in RELUS:
+            inplace = func in IN_PLACE_RELUS or kwargs.get("inplace") or args[1:] == (True,)
+            result = self.compute(relu=True)
+            if inplace:
+                self.value = result
+            return result
+        if func in SUMS and len(args) == 2 and not kwargs and self.shortcut is None:
+            other = args[1] if args[0] is self else args[0]
+            if other is self or not isinstance(other, Tensor) or other.shape != self.shape:
+                return NotImplemented
+            if func in IN_PLACE_SUMS and args[0] is not self:
+                return NotImplemented
+            other = other.now() if isinstance(other, Later) else other
+            if other.dtype != self.dtype or not launch.channels_are_last(other):
+                return NotImplemented
+            if func in IN_PLACE_SUMS:
+                self.shortcut = other
+                return self
+            return Normalized(other, self.shape, self.parts, other)
+        return NotImplemented
+
+
+class Upsampled(Later):
+    """Scores brought to the size of the image: a cross-entropy may join in."""
+
+    def __init__(self, scores: Tensor, size: Sequence[int], aligned: bool) -> None:
+        super().__init__(scores, size)
+        self.scores, self.aligned = scores, aligned
+
+    def compute(self) -> Tensor:
+        """Upsample."""
+        return F.interpolate(
+            self.scores, self.shape[-2:], mode="bilinear", align_corners=self.aligned
+        )
+
+    def join(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Take in a cross-entropy; what changes nothing leaves it as it is."""
+        if func is Tensor.to and not kwargs and args[1:] == (self.dtype,):
+            return self
+        if func is Tensor.__getitem__ and _takes_all(args[1], self.shape):
+            return self
+        if func is F.cross_entropy and len(args) == 2 and args[0] is self:
+            target, ignore = args[1], kwargs["ignore_index"]
+            others = [kwargs[name] for name in ("weight", "reduction", "label_smoothing")]
+            fits = target.dtype == torch.int64 and target.shape == (1, *self.shape[-2:])
+            if fits and others == [None, "mean", 0.0]:
+                return launch.UpsampledCrossEntropy.apply(
+                    self.scores, target[0], self.aligned, ignore
+                )
+        return NotImplemented
+
+
+def _takes_all(index: Any, shape: torch.Size) -> bool:
+    """Say whether ``[..., :height, :width]`` is all there is."""
+    if not isinstance(index, tuple) or len(index) != 3 or index[0] is not Ellipsis:
+        return False
+    return all(
+        isinstance(part, slice) and part == slice(None, length)
+        for part, length in zip(index[1:], shape[-2:], strict=True)
+    )
+
+
+class Fusing(TorchFunctionMode):
+    """Lets operations join where that is faster; everything else is as it was."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function, or what is the same."""
+        kwargs = kwargs or {}
+        if func is F.interpolate and (later := _upsampled(*args, **kwargs)) is not None:
+            return later
+        if func is torch.conv2d and (result := _as_product(*args, **kwargs)) is not None:
+            return result
+        return func(*args, **kwargs)
+
+
+def _upsampled(
+    input: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Tensor | None:
+    if type(input) is not Tensor or scale_factor is not None or not input.requires_grad:
+        return None
+    if mode != "bilinear" or antialias or not launch.takes_scores(input):
+        return None
+    if not (
+        isinstance(size, tuple) and len(size) == 2 and all(map(int.__le__, input.shape[-2:], size))
+    ):
+        return None
+    return Upsampled(input, (*input.shape[:2], *size), bool(align_corners))
+
+
+def _as_product(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """Return a 1x1 convolution as the matrix product it is."""
+    one = weight.shape[-2:] == (1, 1) and groups == 1
+    plain = stride in (1, (1, 1)) and padding in (0, (0, 0))
+    if not (one and plain and input.dim() == 4 and launch.takes_products(input)):
+        return None
+    if isinstance(input, Later):
+        input = input.now()
+    if not launch.channels_are_last(input):
+        return None
+    pixels = input.permute(0, 2, 3, 1)
+    return F.linear(pixels, weight.flatten(1), bias).permute(0, 3, 1, 2)
+
+
+def normalized(layer: SaN, x: Tensor) -> Tensor | None:
+    """Return what a SaN layer makes of features, to be computed later; None if it cannot be."""
+    x = x.now() if isinstance(x, Later) else x
+    drift = layer.san_drift
+    if not launch.takes_features(x) or (drift is not None and len(x) > 1):
+        return None
+    running = layer.running_mean, layer.running_var
+    momentum = None if drift is None else drift.momentum
+    with torch.no_grad():
+        vectors = launch.statistics(
+            x, *running, layer.weight, layer.bias, layer.eps, layer.san_alpha, momentum
+        )
+    if drift is not None:
+        drift.followed.append((*running, vectors[0, 2], vectors[0, 5]))
+    alpha = layer.san_alpha if drift is None else 1.0
+    return Normalized(x, x.shape, (x, layer.weight, layer.bias, vectors, alpha))
+
+
+@contextmanager
+def fusing() -> Iterator[None]:
+    """Let operations join in a ``with`` block."""
+    with Fusing(), normalizing_with(normalized):
+        yield

@@ -1,0 +1,310 @@
+"""GPU kernels that go over memory as few times as can be, written in Triton.
+
+Features are ``(B, C, H, W)`` with the channels last in memory: rows of C numbers, one for each of
+the P = H * W pixels of a sample.
+
+    moments    mean and spread of every channel, in chunks of pixels        one read
+    settle     the chunks together, mixed with the source statistics        small
+    apply      scale, shift, the sum with a shortcut, ReLU                   one read, one write
+
+and the same again on the way back. Spread is summed up around a pixel's own value, so that a mean
+far from zero costs no digits. The cross-entropy of upsampled scores never makes the large map:
+the pixels between four neighbouring scores are dealt with together.
+"""
+
+import triton
+import triton.language as tl
+
+BLOCK_P = 32
+"""Pixels that are dealt with at once."""
+SPLITS = 256
+"""Chunks that the pixels of a sample are divided into, at most."""
+
+
+@triton.jit
+def moments(x, chunks, pixels, channels, chunk, splits, P: tl.constexpr, C: tl.constexpr):
+    """Write mean and sum of squared deviations of each channel, chunk by chunk."""
+    split, sample = tl.program_id(0), tl.program_id(2)
+    c = tl.program_id(1) * C + tl.arange(0, C)
+    known = c < channels
+    x += sample.to(tl.int64) * pixels * channels
+    first = split * chunk
+    last = tl.minimum(first + chunk, pixels)
+    pivot = tl.load(x + first.to(tl.int64) * channels + c, mask=known, other=0).to(tl.float32)
+    total = tl.zeros((P, C), tl.float32)
+    square = tl.zeros((P, C), tl.float32)
+    for start in range(first, last, P):
+        p = start + tl.arange(0, P)
+        inside = (p < last)[:, None] & known[None, :]
+        at = p[:, None].to(tl.int64) * channels + c[None, :]
+        value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
+        value = tl.where(inside, value - pivot[None, :], 0.0)
+        total += value
+        square += value * value
+    number = (last - first).to(tl.float32)
+    offset = tl.sum(total, 0) / number
+    spread = tl.sum(square, 0) - offset * offset * number
+    chunks += (sample * 2 * splits + split) * channels + c
+    tl.store(chunks, pivot + offset, mask=known)
+    tl.store(chunks + splits * channels, spread, mask=known)
+
+
+@triton.jit
+def settle(
+    chunks, running_mean, running_var, weight, bias, vectors, pixels, channels, chunk, splits,
+    alpha, eps, momentum,
+    MIXED: tl.constexpr, DRIFTS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    S: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Write mean, 1 / deviation, image mean, scale and shift of each channel."""
+    sample = tl.program_id(1)
+    c = tl.program_id(0) * C + tl.arange(0, C)
+    known = c < channels
+    mean = tl.load(running_mean + c, mask=known, other=0).to(tl.float32)
+    var = tl.load(running_var + c, mask=known, other=1).to(tl.float32)
+    image_mean = mean
+    if MIXED:
+        s = tl.arange(0, S)
+        there = (s < splits)[:, None] & known[None, :]
+        number = tl.minimum(chunk, pixels - s * chunk).to(tl.float32)[:, None]
+        at = (sample * 2 * splits + s)[:, None] * channels + c[None, :]
+        means = tl.load(chunks + at, mask=there, other=0)
+        spreads = tl.load(chunks + splits * channels + at, mask=there, other=0)
+        image_mean = tl.sum(tl.where(there, means * number, 0.0), 0) / pixels
+        off = means - image_mean[None, :]
+        image_var = tl.sum(tl.where(there, spreads + off * off * number, 0.0), 0) / pixels
+        image_var = tl.maximum(image_var, 0.0)
+        if DRIFTS:
+            unbiased = image_var * (pixels / tl.maximum(pixels - 1, 1).to(tl.float32))
+            new_mean = mean + momentum * (image_mean - mean)
+            new_var = var + momentum * (unbiased - var)
+            tl.store(running_mean + c, new_mean, mask=known)
+            tl.store(running_var + c, new_var, mask=known)
+            mean, var = image_mean, image_var
+            tl.store(vectors + (sample * 6 + 5) * channels + c, unbiased, mask=known)
+        else:
+            mean = (1 - alpha) * mean + alpha * image_mean
+            var = (1 - alpha) * var + alpha * image_var
+    inverse = 1 / tl.sqrt(var + eps)
+    scale = inverse
+    if WEIGHT:
+        scale *= tl.load(weight + c, mask=known, other=1).to(tl.float32)
+    shift = -mean * scale
+    if BIAS:
+        shift += tl.load(bias + c, mask=known, other=0).to(tl.float32)
+    vectors += sample * 6 * channels + c
+    tl.store(vectors, mean, mask=known)
+    tl.store(vectors + channels, inverse, mask=known)
+    tl.store(vectors + 2 * channels, image_mean, mask=known)
+    tl.store(vectors + 3 * channels, scale, mask=known)
+    tl.store(vectors + 4 * channels, shift, mask=known)
+
+
+@triton.jit
+def apply(
+    x, shortcut, y, vectors, pixels, channels,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Write ``x * scale + shift``, with a shortcut added and ReLU taken if wanted."""
+    sample = tl.program_id(2)
+    c = tl.program_id(1) * C + tl.arange(0, C)
+    p = tl.program_id(0) * P + tl.arange(0, P)
+    known = c < channels
+    inside = (p < pixels)[:, None] & known[None, :]
+    at = (sample.to(tl.int64) * pixels + p[:, None]) * channels + c[None, :]
+    vectors += sample * 6 * channels + c
+    scale = tl.load(vectors + 3 * channels, mask=known, other=0)
+    shift = tl.load(vectors + 4 * channels, mask=known, other=0)
+    value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
+    value = value * scale[None, :] + shift[None, :]
+    if SHORTCUT:
+        value += tl.load(shortcut + at, mask=inside, other=0).to(tl.float32)
+    if RELU:
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def kept_gradient(
+    gradient, x, y, at, inside, scale, shift, SHORTCUT: tl.constexpr, RELU: tl.constexpr
+):
+    """Return the gradient behind ReLU, and the feature before the normalisation."""
+    value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
+    slope = tl.load(gradient + at, mask=inside, other=0).to(tl.float32)
+    if RELU:
+        if SHORTCUT:
+            open_ = tl.load(y + at, mask=inside, other=0) > 0
+        else:
+            open_ = value * scale[None, :] + shift[None, :] > 0
+        slope = tl.where(open_, slope, 0.0)
+    return slope, value
+
+
+@triton.jit
+def gradient_sums(
+    gradient, x, y, masked, vectors, chunks, pixels, channels, chunk, splits,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of gradient and of gradient times deviation, chunk by chunk."""
+    split, sample = tl.program_id(0), tl.program_id(2)
+    c = tl.program_id(1) * C + tl.arange(0, C)
+    known = c < channels
+    first = split * chunk
+    last = tl.minimum(first + chunk, pixels)
+    own = vectors + sample * 6 * channels + c
+    mean = tl.load(own, mask=known, other=0)
+    scale = tl.load(own + 3 * channels, mask=known, other=0)
+    shift = tl.load(own + 4 * channels, mask=known, other=0)
+    total = tl.zeros((P, C), tl.float32)
+    product = tl.zeros((P, C), tl.float32)
+    for start in range(first, last, P):
+        p = start + tl.arange(0, P)
+        inside = (p < last)[:, None] & known[None, :]
+        at = (sample.to(tl.int64) * pixels + p[:, None]) * channels + c[None, :]
+        slope, value = kept_gradient(gradient, x, y, at, inside, scale, shift, SHORTCUT, RELU)
+        if SHORTCUT and RELU:
+            tl.store(masked + at, slope.to(masked.dtype.element_ty), mask=inside)
+        total += slope
+        product += slope * (value - mean[None, :])
+    chunks += (sample * 2 * splits + split) * channels + c
+    tl.store(chunks, tl.sum(total, 0), mask=known)
+    tl.store(chunks + splits * channels, tl.sum(product, 0), mask=known)
+
+
+@triton.jit
+def gradient_settle(
+    chunks, vectors, slopes, weight_gradient, bias_gradient, samples, pixels, channels, splits,
+    alpha, S: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of weight and bias, and what the statistics add to that of the input."""
+    c = tl.program_id(0) * C + tl.arange(0, C)
+    known = c < channels
+    s = tl.arange(0, S)
+    there = (s < splits)[:, None] & known[None, :]
+    of_weight = tl.zeros((C,), tl.float32)
+    of_bias = tl.zeros((C,), tl.float32)
+    for sample in range(samples):
+        at = (sample * 2 * splits + s)[:, None] * channels + c[None, :]
+        total = tl.sum(tl.load(chunks + at, mask=there, other=0), 0)
+        product = tl.sum(tl.load(chunks + splits * channels + at, mask=there, other=0), 0)
+        own = vectors + sample * 6 * channels + c
+        inverse = tl.load(own + channels, mask=known, other=0)
+        scale = tl.load(own + 3 * channels, mask=known, other=0)
+        of_weight += inverse * product
+        of_bias += total
+        share = -scale * alpha / pixels
+        tl.store(slopes + sample * 2 * channels + c, share * total, mask=known)
+        tl.store(
+            slopes + (sample * 2 + 1) * channels + c,
+            share * inverse * inverse * product, mask=known,
+        )  # fmt: skip
+    tl.store(weight_gradient + c, of_weight, mask=known)
+    tl.store(bias_gradient + c, of_bias, mask=known)
+
+
+@triton.jit
+def gradient_apply(
+    gradient, x, y, out, vectors, slopes, pixels, channels,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of the input."""
+    sample = tl.program_id(2)
+    c = tl.program_id(1) * C + tl.arange(0, C)
+    p = tl.program_id(0) * P + tl.arange(0, P)
+    known = c < channels
+    inside = (p < pixels)[:, None] & known[None, :]
+    at = (sample.to(tl.int64) * pixels + p[:, None]) * channels + c[None, :]
+    own = vectors + sample * 6 * channels + c
+    image_mean = tl.load(own + 2 * channels, mask=known, other=0)
+    scale = tl.load(own + 3 * channels, mask=known, other=0)
+    shift = tl.load(own + 4 * channels, mask=known, other=0)
+    level = tl.load(slopes + sample * 2 * channels + c, mask=known, other=0)
+    slant = tl.load(slopes + (sample * 2 + 1) * channels + c, mask=known, other=0)
+    slope, value = kept_gradient(gradient, x, y, at, inside, scale, shift, SHORTCUT, RELU)
+    result = (
+        scale[None, :] * slope + level[None, :] + slant[None, :] * (value - image_mean[None, :])
+    )
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def cell_losses(
+    scores, label, first_y, first_x, part_y, part_x, losses, corners, height, width, label_width,
+    classes, ignore, K: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Write loss and gradients of one cell: the pixels between four neighbouring scores."""
+    cell_x, cell_y = tl.program_id(0), tl.program_id(1)
+    c = tl.arange(0, C)
+    known = c < classes
+    right = tl.minimum(cell_x + 1, width - 1)
+    below = tl.minimum(cell_y + 1, height - 1)
+    a = tl.load(scores + (cell_y * width + cell_x) * classes + c, mask=known, other=0)
+    b = tl.load(scores + (cell_y * width + right) * classes + c, mask=known, other=0)
+    d = tl.load(scores + (below * width + cell_x) * classes + c, mask=known, other=0)
+    e = tl.load(scores + (below * width + right) * classes + c, mask=known, other=0)
+    y0, y1 = tl.load(first_y + cell_y), tl.load(first_y + cell_y + 1)
+    x0, x1 = tl.load(first_x + cell_x), tl.load(first_x + cell_x + 1)
+    across = x1 - x0
+    number = (y1 - y0) * across
+    total = tl.zeros((K,), tl.float32)
+    of_a = tl.zeros((C,), tl.float32)
+    of_b = tl.zeros((C,), tl.float32)
+    of_d = tl.zeros((C,), tl.float32)
+    of_e = tl.zeros((C,), tl.float32)
+    for start in range(0, number, K):
+        k = start + tl.arange(0, K)
+        there = k < number
+        y = y0 + k // tl.maximum(across, 1)
+        x = x0 + k % tl.maximum(across, 1)
+        down = tl.load(part_y + y, mask=there, other=0)
+        over = tl.load(part_x + x, mask=there, other=0)
+        wanted = tl.load(label + y * label_width + x, mask=there, other=ignore)
+        counts = there & (wanted != ignore)
+        upper = (1 - over)[:, None] * a[None, :] + over[:, None] * b[None, :]
+        lower = (1 - over)[:, None] * d[None, :] + over[:, None] * e[None, :]
+        score = (1 - down)[:, None] * upper + down[:, None] * lower
+        score = tl.where(known[None, :], score, float("-inf"))
+        most = tl.max(score, 1)
+        power = tl.exp(score - most[:, None])
+        norm = tl.sum(power, 1)
+        hit = c[None, :] == wanted[:, None]
+        chosen = tl.sum(tl.where(hit, score, 0.0), 1)
+        total += tl.where(counts, tl.log(norm) + most - chosen, 0.0)
+        slope = power / norm[:, None] - tl.where(hit, 1.0, 0.0)
+        slope = tl.where(counts[:, None], slope, 0.0)
+        of_a += tl.sum(slope * ((1 - down) * (1 - over))[:, None], 0)
+        of_b += tl.sum(slope * ((1 - down) * over)[:, None], 0)
+        of_d += tl.sum(slope * (down * (1 - over))[:, None], 0)
+        of_e += tl.sum(slope * (down * over)[:, None], 0)
+    cell = cell_y * width + cell_x
+    tl.store(losses + cell, tl.sum(total, 0))
+    corners += cell * 4 * classes + c
+    tl.store(corners, of_a, mask=known)
+    tl.store(corners + classes, of_b, mask=known)
+    tl.store(corners + 2 * classes, of_d, mask=known)
+    tl.store(corners + 3 * classes, of_e, mask=known)
+
+
+@triton.jit
+def gather_corners(corners, out, count, height, width, classes, C: tl.constexpr):
+    """Add up what the four cells around each score want of it, over the number of pixels."""
+    x, y = tl.program_id(0), tl.program_id(1)
+    c = tl.arange(0, C)
+    known = c < classes
+    left, above = tl.maximum(x - 1, 0), tl.maximum(y - 1, 0)
+    own = corners + (y * width + x) * 4 * classes + c
+    total = tl.load(own, mask=known, other=0)
+    beside = corners + (y * width + left) * 4 * classes + c
+    over = corners + (above * width + x) * 4 * classes + c
+    across = corners + (above * width + left) * 4 * classes + c
+    total += tl.load(beside + classes, mask=known & (x > 0), other=0)
+    total += tl.load(over + 2 * classes, mask=known & (y > 0), other=0)
+    total += tl.load(across + 3 * classes, mask=known & (x > 0) & (y > 0), other=0)
+    end_x, end_y = x == width - 1, y == height - 1  # beyond the last score there is itself again
+    total += tl.load(own + classes, mask=known & end_x, other=0)
+    total += tl.load(own + 2 * classes, mask=known & end_y, other=0)
+    total += tl.load(own + 3 * classes, mask=known & end_x & end_y, other=0)
+    total += tl.load(over + 3 * classes, mask=known & end_x & (y > 0), other=0)
+    total += tl.load(beside + 3 * classes, mask=known & end_y & (x > 0), other=0)
+    total /= tl.load(count).to(tl.float32)
+    tl.store(out + (y * width + x) * classes + c, total, mask=known)

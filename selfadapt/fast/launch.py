@@ -1,0 +1,205 @@
+"""The kernels as functions that can be differentiated."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from selfadapt.fast import kernels
+
+CHANNELS = 64
+"""Channels that one program deals with."""
+PROGRAMS = 1024
+"""About how many programs keep a large GPU busy."""
+MAX_CLASSES = 256
+"""More scores than these are upsampled as usual."""
+
+
+def channels_are_last(x: Tensor) -> bool:
+    """Say whether features lie in memory as the kernels want them."""
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def takes_features(x: Tensor) -> bool:
+    """Say whether features can be normalised by the kernels."""
+    kinds = (torch.bfloat16, torch.float16, torch.float32)
+    return x.is_cuda and x.dtype in kinds and x.numel() > 0 and channels_are_last(x)
+
+
+def takes_scores(scores: Tensor) -> bool:
+    """Say whether the kernels can take the cross-entropy of scores once they are upsampled."""
+    return (
+        scores.is_cuda and scores.dtype == torch.float32
+        and scores.dim() == 4 and len(scores) == 1 and scores.shape[1] <= MAX_CLASSES
+    )  # fmt: skip
+
+
+def takes_products(x: Tensor) -> bool:
+    """Say whether 1x1 convolutions are faster as matrix products."""
+    return x.is_cuda and torch.is_autocast_enabled("cuda")
+
+
+def _grid(x: Tensor) -> tuple[int, int, int, int, int, int]:
+    """Return pixels, channels, channels in a block, blocks, pixels in a chunk, and chunks."""
+    samples, channels, height, width = x.shape
+    pixels = height * width
+    block = min(CHANNELS, _power(channels))
+    blocks = -(-channels // block)
+    splits = max(1, min(kernels.SPLITS, PROGRAMS // (blocks * samples)))
+    chunk = -(-pixels // (splits * kernels.BLOCK_P)) * kernels.BLOCK_P
+    return pixels, channels, block, blocks, chunk, -(-pixels // chunk)
+
+
+def _power(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def statistics(
+    x: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    alpha: float,
+    momentum: float | None,
+) -> Tensor:
+    """Return what a normalisation needs of each sample: ``(B, 6, C)``.
+
+    These are mean, 1 / deviation, the image's own mean, scale, shift, and where running statistics
+    follow the image, the image's unbiased variance.
+    """
+    pixels, channels, block, blocks, chunk, splits = _grid(x)
+    samples = len(x)
+    vectors = torch.empty(samples, 6, channels, device=x.device)
+    chunks = vectors
+    mixed = alpha > 0 or momentum is not None
+    if mixed:
+        chunks = torch.empty(samples, 2, splits, channels, device=x.device)
+        kernels.moments[splits, blocks, samples](
+            x, chunks, pixels, channels, chunk, splits, P=kernels.BLOCK_P, C=block
+        )
+    few = min(16, block)
+    kernels.settle[-(-channels // few), samples](
+        chunks, running_mean, running_var, running_mean if weight is None else weight,
+        running_mean if bias is None else bias, vectors, pixels, channels, chunk, splits,
+        float(alpha), float(eps), float(momentum or 0),
+        MIXED=mixed, DRIFTS=momentum is not None, WEIGHT=weight is not None, BIAS=bias is not None,
+        S=_power(splits), C=few,
+    )  # fmt: skip
+    return vectors
+
+
+class Normalize(torch.autograd.Function):
+    """Scale, shift, the sum with a shortcut, and ReLU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        vectors: Tensor,
+        alpha: float,
+        shortcut: Tensor | None,
+        relu: bool,
+    ) -> Tensor:
+        """Return the normalised features."""
+        y = torch.empty_like(x)
+        pixels, channels, block, blocks, _, _ = _grid(x)
+        kernels.apply[-(-pixels // kernels.BLOCK_P), blocks, len(x)](
+            x, x if shortcut is None else shortcut, y, vectors, pixels, channels,
+            SHORTCUT=shortcut is not None, RELU=relu, P=kernels.BLOCK_P, C=block,
+        )  # fmt: skip
+        ctx.save_for_backward(x, y if relu and shortcut is not None else None, vectors)
+        ctx.alpha, ctx.relu, ctx.shortcut = alpha, relu, shortcut is not None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradients of input, weight, bias and shortcut."""
+        x, y, vectors = ctx.saved_tensors
+        gradient = gradient.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        pixels, channels, block, blocks, chunk, splits = _grid(x)
+        samples = len(x)
+        of_x = of_weight = of_bias = None
+        of_shortcut = gradient if ctx.shortcut else None
+        relu, masking = ctx.relu, ctx.relu and ctx.shortcut
+        if masking:
+            of_shortcut = torch.empty_like(x)
+        y = x if y is None else y
+        chunks = torch.empty(samples, 2, splits, channels, device=x.device)
+        kernels.gradient_sums[splits, blocks, samples](
+            gradient, x, y, gradient if of_shortcut is None else of_shortcut, vectors, chunks,
+            pixels, channels, chunk, splits,
+            SHORTCUT=ctx.shortcut, RELU=relu, P=kernels.BLOCK_P, C=block,
+        )  # fmt: skip
+        slopes = torch.empty(samples, 2, channels, device=x.device)
+        of_both = torch.empty(2, channels, device=x.device)
+        few = min(16, block)
+        kernels.gradient_settle[(-(-channels // few),)](
+            chunks, vectors, slopes, of_both[0], of_both[1], samples, pixels, channels, splits,
+            float(ctx.alpha), S=_power(splits), C=few,
+        )  # fmt: skip
+        if ctx.needs_input_grad[1]:
+            of_weight = of_both[0]
+        if ctx.needs_input_grad[2]:
+            of_bias = of_both[1]
+        if ctx.needs_input_grad[0]:
+            of_x = torch.empty_like(x)
+            masked = masking  # the first kernel has applied ReLU already
+            kernels.gradient_apply[-(-pixels // kernels.BLOCK_P), blocks, samples](
+                of_shortcut if masked else gradient, x, y, of_x, vectors, slopes, pixels, channels,
+                SHORTCUT=ctx.shortcut, RELU=relu and not masked, P=kernels.BLOCK_P, C=block,
+            )  # fmt: skip
+        return of_x, of_weight, of_bias, None, None, of_shortcut, None
+
+
+def _positions(
+    small: int, large: int, aligned: bool, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return where the pixels of each cell start, and how far each pixel is into its cell."""
+    at = torch.arange(large, device=device, dtype=torch.float32)
+    if aligned:
+        at = at * ((small - 1) / (large - 1) if large > 1 else 0.0)
+    else:
+        at = ((at + 0.5) * (small / large) - 0.5).clamp_min(0)
+    cell = at.to(torch.int32).clamp_max(small - 1)
+    cells = torch.arange(small + 1, device=device, dtype=torch.int32)
+    return torch.searchsorted(cell, cells, out_int32=True), at - cell
+
+
+class UpsampledCrossEntropy(torch.autograd.Function):
+    """The mean cross-entropy of scores ``(1, C, h, w)``, upsampled to the size of a label."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, label: Tensor, aligned: bool, ignore: int) -> Tensor:
+        """Return the loss; its gradient is made on the way."""
+        _, classes, height, width = scores.shape
+        rows = scores[0].permute(1, 2, 0).contiguous()
+        first_y, part_y = _positions(height, label.shape[0], aligned, scores.device)
+        first_x, part_x = _positions(width, label.shape[1], aligned, scores.device)
+        losses = torch.empty(height * width, device=scores.device)
+        corners = torch.empty(height * width, 4, classes, device=scores.device)
+        block = max(16, _power(classes))
+        kernels.cell_losses[width, height](
+            rows, label, first_y, first_x, part_y, part_x, losses, corners, height, width,
+            label.shape[1], classes, ignore, K=max(16, 2048 // block), C=block,
+        )  # fmt: skip
+        count = (label != ignore).sum()
+        if scores.requires_grad:
+            slopes = torch.empty(height, width, classes, device=scores.device)
+            kernels.gather_corners[width, height](
+                corners, slopes, count, height, width, classes, C=block
+            )
+            ctx.save_for_backward(slopes)
+        return losses.sum() / count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradient of the scores."""
+        (slopes,) = ctx.saved_tensors
+        return (slopes * gradient).permute(2, 0, 1)[None], None, None, None
