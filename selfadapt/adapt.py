@@ -44,6 +44,7 @@ class SelfAdapt(Method):
         lr: Learning rate of the steps (eta in the paper). None: the mode's own.
         steps: Number of steps.
         scales: Scales of the views, each taken plain and flipped in gray.
+        step_scale: Scale of the image that the steps are taken on, up to 1.
         adapt: Name patterns of the layers to adapt. None: the network's default.
         mode: ``paper``: the equations as written; ``official``: the released code, to the number.
         views: Views to take instead of those that ``scales`` gives.
@@ -71,6 +72,7 @@ class SelfAdapt(Method):
         lr: float | None = None,
         steps: int = 10,
         scales: Sequence[float] = SCALES,
+        step_scale: float = 1.0,
         adapt: Sequence[str] | None = None,
         mode: ModeName = "paper",
         views: Iterable[View] | None = None,
@@ -88,16 +90,18 @@ class SelfAdapt(Method):
         self.psi = psi
         self.lr = LR[mode] if lr is None else lr
         self.steps = steps
+        self.step_scale = step_scale
         self._tune(adapted_parameters(self.model, adapt))
         self.views = self._choose_views(scales, views)
 
     def _compute(self, image: Tensor) -> Maps:
         with self._lent_san():
             network = self._episode(self.selection.names)
-            fused = self._fused(network, image, self.views)
+            small = image if self.step_scale == 1 else View(self.step_scale).make(image)
+            fused = self._fused(network, image, self.views, size_of(small))
             ignore = ignore_label(len(fused))
             label = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
-            losses = self._adapt(network, image, label, ignore)
+            losses = self._adapt(network, small, label, ignore)
             logits = network.logits(image)
         unsure = (label == ignore).all()
         checks = torch.stack([fused.isnan().any(), unsure]).to(losses)

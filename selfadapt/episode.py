@@ -6,7 +6,8 @@ to restore. Weights that are not tuned are read where they are.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,14 +47,15 @@ class Episode:
         self.interface, self.fast = interface, fast
         weights = {name: _wide(value.detach()) for name, value in model.named_parameters()}
         self.device = next(iter(weights.values()), torch.empty(0)).device
-        self._half = None if _autocasts(self.device) else fast.half(self.device)
+        self._chosen = _autocasts(self.device)  # by the caller
+        half = None if self._chosen else fast.half(self.device)
         self._last = fast.keeps_channels_last(self.device)
         self.tuned = {
             name: self._laid_out(weights[name].clone()).requires_grad_() for name in tuned
         }
         self.buffers = {name: _wide(value).clone() for name, value in model.named_buffers()}
         weights |= {
-            name: self._laid_out(weights[name], self._half)
+            name: self._laid_out(weights[name], half)
             for name in _kernels_of_convolutions(model)
             if name in weights and name not in self.tuned
         }
@@ -65,12 +67,16 @@ class Episode:
         self._reused_for: tuple[Tensor, Tensor, Drift | None] | None = None
 
     def logits(self, image: Tensor) -> Tensor:
-        """Return class scores ``(1, C, H, W)`` for a raw image ``(C, H, W)``."""
+        """Return class scores ``(1, C, H, W)`` for a raw image ``(C, H, W)``, or for several."""
         return self._run(image, lambda logits: logits)
 
     def probs(self, image: Tensor) -> Tensor:
-        """Return class probabilities ``(C, H, W)`` for a raw image ``(C, H, W)``."""
-        return self.logits(image)[0].softmax(dim=0)
+        """Return class probabilities ``(C, H, W)`` for a raw image ``(C, H, W)``.
+
+        Several images ``(B, C, H, W)`` give as many maps.
+        """
+        probs = self.logits(image).softmax(dim=1)
+        return probs if image.dim() == 4 else probs[0]
 
     def step(self, image: Tensor, loss: Loss, lr: float) -> Tensor:
         """Take one step of plain gradient descent on a loss of the logits; return that loss."""
@@ -143,15 +149,15 @@ class Episode:
         changing = {id(self._state[f"model.{name}"]) for name in names}
         constants = [value for value in self._state.values() if id(value) not in changing]
         self._reused_for = image, x, drift
-        self._reuse = Reuse(self._runner.model, self.tuned, [x, *constants], drift)
+        self._reuse = Reuse(
+            self._runner.model, self.tuned, [x, *constants], drift, partial(self._precision, False)
+        )
         return x, self._reuse
 
     @contextmanager
     def _shortcuts(self, reuse: Reuse | None) -> Iterator[None]:
         with ExitStack() as stack:
-            if self._half is not None:
-                kind = self.device.type
-                stack.enter_context(torch.autocast(kind, self._half, cache_enabled=False))
+            stack.enter_context(self._precision(steps=torch.is_grad_enabled()))
             if self.fast.fuses(self.device):
                 from selfadapt.fast.fused import fusing  # needs Triton, which only GPUs have
 
@@ -159,6 +165,13 @@ class Episode:
             if reuse is not None:
                 stack.enter_context(reuse.running())
             yield
+
+    def _precision(self, steps: bool) -> AbstractContextManager[Any]:
+        """Set the kind of numbers the network computes with."""
+        half = None if self._chosen else self.fast.half(self.device, steps=steps)
+        if half is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, half, cache_enabled=False)
 
     def _laid_out(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         layout = torch.channels_last if self._last and weight.dim() == 4 else torch.preserve_format

@@ -8,8 +8,8 @@ lent out, times and notes are taken, and a prediction that is worthless falls ba
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import sqrt
 from numbers import Integral, Real
@@ -56,6 +56,10 @@ MODES = {
     "official": Mode(drift=0.1, strict=True, view=OfficialView, size=(1024, 2048)),
 }
 MAX_PIXELS = 1024 * 2048
+
+
+class Overflow(ArithmeticError):
+    """A prediction in fp16 is not finite."""
 
 
 class Common(TypedDict, total=False):
@@ -107,7 +111,7 @@ class Method(ABC):
         self.interface, self._draws = self._detect(interface)
         if self._draws:  # what is random differs from run to run
             self.fast = replace(self.fast, reuse=False, graphs=False)
-        self._graphs = Graphs(self.model, self._lent)
+        self._graphs = Graphs(self.model)
         self.notes = self._model_notes()
 
     def __repr__(self) -> str:
@@ -146,16 +150,42 @@ class Method(ABC):
         return replace(result, seconds=time.perf_counter() - start, notes=notes)
 
     def _segment(self, image: Tensor, size: Size) -> Result:
-        """Segment a raw image ``(C, H, W)``; the result's maps have the given size."""
+        """Segment a raw image ``(C, H, W)``; the result's maps have the given size.
+
+        A shortcut that a network cannot take is not taken again.
+        """
+        try:
+            return self._try(image, size)
+        except Overflow:
+            self._take_shortcuts(replace(self.fast, precision="bf16"))
+            return self._try(image, size)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not image.is_cuda or self.fast == PLAIN:
+                raise
+            shortcuts = self.fast
+            self._take_shortcuts(PLAIN)
+            try:
+                result = self._try(image, size)
+            except RuntimeError:
+                self._take_shortcuts(shortcuts)
+                raise
+            self.notes += (f"no shortcuts, this network failed with them: {error}",)
+            return result
+
+    def _take_shortcuts(self, fast: Fast) -> None:
+        self.fast = fast
+        self._graphs = Graphs(self.model)
+
+    def _try(self, image: Tensor, size: Size) -> Result:
         if self.fast.graphs and image.is_cuda:
             maps = self._graphs(self._compute_all, image)
         else:
-            with self._lent():
+            with lent(self.model):
                 maps = self._compute_all(image)
         result = self._conclude(image, size, maps)
-        if self.compare:
-            result = _with_source(result, maps["source_logits"], size)
-        return result
+        return self._with_source(result, maps["source_logits"], size) if self.compare else result
 
     def _compute_all(self, image: Tensor) -> Maps:
         with seeded(0, image.device) if self._draws else nullcontext():
@@ -176,12 +206,6 @@ class Method(ABC):
     @abstractmethod
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         """Make a result of what was computed; its maps are new, and have the given size."""
-
-    @contextmanager
-    def _lent(self) -> Iterator[None]:
-        """Lend the network out in evaluation mode; on leaving it is as it was."""
-        with lent(self.model):
-            yield
 
     def _detect(self, given: Interface | None) -> tuple[Interface, bool]:
         """Find out the network's interface, and whether it draws random numbers in evaluation."""
@@ -218,10 +242,17 @@ class Method(ABC):
         """Start an episode: the network, with its own copy of the weights to tune."""
         return Episode(self.model, self.interface, tuned, self.fast)
 
-    def _fused(self, network: Episode, image: Tensor, views: Iterable[View]) -> Tensor:
-        """Return the mean prediction over views, in the image plane."""
-        size = size_of(image)
-        return fuse(view.undo(network.probs(view.make(image)), size) for view in views)
+    def _fused(
+        self, network: Episode, image: Tensor, views: Iterable[View], size: Size | None = None
+    ) -> Tensor:
+        """Return the mean prediction over views, in the image plane, or at another size."""
+        together = self.fast.batches and image.is_cuda
+        size = size or size_of(image)
+        return fuse(
+            view.undo(probs, size)
+            for group in (_by_size(views, size_of(image)) if together else ([v] for v in views))
+            for view, probs in zip(group, _probs_of(network, group, image), strict=True)
+        )
 
     def _lent_san(self) -> AbstractContextManager[None]:
         """Lend the network SaN with the method's alpha."""
@@ -242,16 +273,29 @@ class Method(ABC):
 
     def _rescue(self, image: Tensor, trouble: str) -> tuple[Tensor, tuple[str, ...]]:
         """Return the logits of SaN, or else of the source network, and a note of what happened."""
-        with self._lent():
+        with lent(self.model):
             with self._lent_san():
                 logits = self._episode().logits(image)
             if finite(logits):
                 return logits, (f"{trouble}: this is the prediction with SaN, without adaptation",)
+            self._check_overflow(image)
             logits = self._source(image)
         if finite(logits):
             note = f"{trouble}, nor is SaN's: this is the prediction of the network as trained"
             return logits, (note,)
         raise ValueError("the network's own prediction for this image is not finite")
+
+    def _check_overflow(self, image: Tensor) -> None:
+        """Raise Overflow where it may be the numbers that are too small for the network."""
+        if self.fast.half(image.device) == torch.float16:
+            raise Overflow
+
+    def _with_source(self, result: Result, source: Tensor, size: Size) -> Result:
+        if not finite(source):
+            self._check_overflow(source)
+            note = "the source network's prediction is not finite"
+            return replace(result, notes=(*result.notes, note))
+        return replace(result, source_probs=probs_at(source, size))
 
     def _load(self, image: Image, normalized: bool) -> Tensor:
         weights = (p for p in self.model.parameters() if p.is_floating_point())
@@ -280,6 +324,20 @@ class Method(ABC):
             height, width = self.interface.size
             notes.append(f"the network takes {width}x{height} pixels only: images are resized")
         return tuple(notes)
+
+
+def _by_size(views: Iterable[View], size: Size) -> list[list[View]]:
+    """Put views together that have the same size."""
+    groups: dict[Size, list[View]] = {}
+    for view in views:
+        groups.setdefault(view.size(size), []).append(view)
+    return list(groups.values())
+
+
+def _probs_of(network: Episode, views: Sequence[View], image: Tensor) -> Iterable[Tensor]:
+    if len(views) == 1:
+        return [network.probs(views[0].make(image))]
+    return network.probs(torch.stack([view.make(image) for view in views]))
 
 
 def probs_at(logits: Tensor, size: Size) -> Tensor:
@@ -313,13 +371,6 @@ def _fast(fast: bool | Fast) -> Fast:
     if not isinstance(fast, Fast):
         raise TypeError(f"fast must be True, False or a Fast object, got {fast!r}")
     return fast
-
-
-def _with_source(result: Result, source: Tensor, size: Size) -> Result:
-    if not finite(source):
-        note = "the source network's prediction is not finite"
-        return replace(result, notes=(*result.notes, note))
-    return replace(result, source_probs=probs_at(source, size))
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

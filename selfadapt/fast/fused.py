@@ -29,6 +29,9 @@ FACTS = {
     Tensor.layout.__get__, Tensor.__len__,
 }  # fmt: skip
 """What can be asked of a tensor that is not computed."""
+HALVES = (torch.bfloat16, torch.float16)
+CLASSIFIER = 64
+"""A 1x1 convolution with a bias and no more outputs than these counts as a classifier."""
 
 
 class Later(Tensor):
@@ -171,9 +174,18 @@ class Fusing(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.interpolate and (later := _upsampled(*args, **kwargs)) is not None:
             return later
+        if func is F.interpolate and kwargs["mode"] == "bilinear":
+            return _in_full_precision(func, *args, **kwargs)
         if func is torch.conv2d and (result := _as_product(*args, **kwargs)) is not None:
             return result
         return func(*args, **kwargs)
+
+
+def _in_full_precision(interpolate: Callable[..., Tensor], x: Tensor, **kwargs: Any) -> Tensor:
+    """Upsample what may be scores in float32: between 16-bit numbers there is little."""
+    if x.dim() == 4 and x.shape[1] <= launch.MAX_CLASSES and x.dtype in HALVES:
+        x = x.float()
+    return interpolate(x, **kwargs)
 
 
 def _upsampled(
@@ -214,8 +226,11 @@ def _as_product(
         input = input.now()
     if not launch.channels_are_last(input):
         return None
-    pixels = input.permute(0, 2, 3, 1)
-    return F.linear(pixels, weight.flatten(1), bias).permute(0, 3, 1, 2)
+    pixels, weight = input.permute(0, 2, 3, 1), weight.flatten(1)
+    if bias is None or len(weight) > CLASSIFIER:
+        return F.linear(pixels, weight, bias).permute(0, 3, 1, 2)
+    scores = launch.Scores.apply(pixels.flatten(0, 2), weight, bias)
+    return scores.unflatten(0, pixels.shape[:3]).permute(0, 3, 1, 2)
 
 
 def normalized(layer: SaN, x: Tensor) -> Tensor | None:

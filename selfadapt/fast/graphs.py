@@ -5,21 +5,24 @@ CUDA graph starts them all at once. It reads the network's weights where they li
 good for as long as they lie there; what a network is given or loses meanwhile is noticed.
 """
 
+import gc
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selfadapt.models.interface import lent
+
 Maps = dict[str, Tensor]
 """What a computation gives, by name."""
 Compute = Callable[[Tensor], Maps]
 
-FIRST = 2
-"""Images of a size that are computed one by one, before one is recorded."""
+RECORD_AT = 2
+"""The image of a size, counted from 1, that is recorded. One that comes once is not worth it."""
 MOST = 4
 """Sizes that are kept."""
 
@@ -43,13 +46,13 @@ class Graphs:
     """Runs a computation on a network's images, one after the other.
 
     Args:
-        model: The network.
-        lent: Lends it out for a computation that is not replayed.
+        model: The network. It is lent out for a computation that is not replayed.
     """
 
-    def __init__(self, model: nn.Module, lent: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._model, self._lent = model, lent
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self._seen: Counter[Any] = Counter()
+        self._pool: Any = None
         self._recordings: OrderedDict[Any, Recording] = OrderedDict()
         self._facts: Any = None
         self.trouble: str | None = None
@@ -63,33 +66,29 @@ class Graphs:
             self._recordings.move_to_end(key)
             return self._recordings[key].replay(image)
         self._seen[key] += 1
-        if self._seen[key] > FIRST and self.trouble is None and not has_hooks(self._model):
+        if self.trouble is None and self._seen[key] >= RECORD_AT and not has_hooks(self._model):
             return self._record(key, compute, image)
-        with self._lent():
+        with lent(self._model):
             return compute(image)
 
     def _record(self, key: Any, compute: Compute, image: Tensor) -> Maps:
         while len(self._recordings) >= MOST:
             self._recordings.popitem(last=False)
-        image = image.clone()
-        with self._lent():
-            maps = self._warm_up(compute, image)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()  # one after the other uses it
+        still, graph = image.clone(), torch.cuda.CUDAGraph()
+        with lent(self._model):
             try:
-                self._recordings[key] = _recorded(compute, image)
-            except (RuntimeError, torch.AcceleratorError) as error:  # this network cannot be
+                with _undisturbed(image.device), torch.cuda.graph(graph, pool=self._pool):
+                    maps = compute(still)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # this network does what cannot be recorded
                 self.trouble = str(error).partition("\n")[0]
                 torch.cuda.synchronize(image.device)
+                return compute(image)
         self._facts = facts(self._model)
-        return maps
-
-    def _warm_up(self, compute: Compute, image: Tensor) -> Maps:
-        """Compute once more, and let the fastest convolutions be found."""
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True
-        try:
-            return compute(image)
-        finally:
-            torch.backends.cudnn.benchmark = before
+        self._recordings[key] = Recording(graph, still, maps)
+        return self._recordings[key].replay(image)
 
     def _forget_what_is_outdated(self) -> None:
         if self._recordings and (facts(self._model) != self._facts or has_hooks(self._model)):
@@ -97,19 +96,19 @@ class Graphs:
             self._seen.clear()
 
 
-def _recorded(compute: Compute, image: Tensor) -> Recording:
-    torch.cuda.synchronize(image.device)
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Keep the garbage collector from giving back memory in the middle of a recording."""
+    torch.cuda.synchronize(device)
+    gc.collect()
     torch.cuda.empty_cache()
-    graph = torch.cuda.CUDAGraph()
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True  # what was found is looked up
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        with torch.cuda.graph(graph):
-            maps = compute(image)
+        yield
     finally:
-        torch.backends.cudnn.benchmark = before
-    graph.replay()
-    return Recording(graph, image, maps)
+        if enabled:
+            gc.enable()
 
 
 def facts(model: nn.Module) -> list[Any]:

@@ -15,29 +15,28 @@ the pixels between four neighbouring scores are dealt with together.
 import triton
 import triton.language as tl
 
-BLOCK_P = 32
-"""Pixels that are dealt with at once."""
-SPLITS = 256
-"""Chunks that the pixels of a sample are divided into, at most."""
+COUNTS = ["pixels", "chunk", "splits", "samples"]
+"""Numbers that a kernel is not compiled anew for."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def moments(x, chunks, pixels, channels, chunk, splits, P: tl.constexpr, C: tl.constexpr):
     """Write mean and sum of squared deviations of each channel, chunk by chunk."""
     split, sample = tl.program_id(0), tl.program_id(2)
     c = tl.program_id(1) * C + tl.arange(0, C)
     known = c < channels
-    x += sample.to(tl.int64) * pixels * channels
     first = split * chunk
     last = tl.minimum(first + chunk, pixels)
-    pivot = tl.load(x + first.to(tl.int64) * channels + c, mask=known, other=0).to(tl.float32)
+    x += (sample.to(tl.int64) * pixels + first) * channels
+    pivot = tl.load(x + c, mask=known, other=0).to(tl.float32)
+    p = tl.arange(0, P)
+    at = p[:, None] * channels + c[None, :]
     total = tl.zeros((P, C), tl.float32)
     square = tl.zeros((P, C), tl.float32)
     for start in range(first, last, P):
-        p = start + tl.arange(0, P)
-        inside = (p < last)[:, None] & known[None, :]
-        at = p[:, None].to(tl.int64) * channels + c[None, :]
+        inside = (start + p < last)[:, None] & known[None, :]
         value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
+        x += P * channels
         value = tl.where(inside, value - pivot[None, :], 0.0)
         total += value
         square += value * value
@@ -49,7 +48,7 @@ def moments(x, chunks, pixels, channels, chunk, splits, P: tl.constexpr, C: tl.c
     tl.store(chunks + splits * channels, spread, mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def settle(
     chunks, running_mean, running_var, weight, bias, vectors, pixels, channels, chunk, splits,
     alpha, eps, momentum,
@@ -100,7 +99,7 @@ def settle(
     tl.store(vectors + 4 * channels, shift, mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def apply(
     x, shortcut, y, vectors, pixels, channels,
     SHORTCUT: tl.constexpr, RELU: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
@@ -108,20 +107,22 @@ def apply(
     """Write ``x * scale + shift``, with a shortcut added and ReLU taken if wanted."""
     sample = tl.program_id(2)
     c = tl.program_id(1) * C + tl.arange(0, C)
-    p = tl.program_id(0) * P + tl.arange(0, P)
+    p = tl.arange(0, P)
+    first = tl.program_id(0) * P
     known = c < channels
-    inside = (p < pixels)[:, None] & known[None, :]
-    at = (sample.to(tl.int64) * pixels + p[:, None]) * channels + c[None, :]
+    inside = (first + p < pixels)[:, None] & known[None, :]
+    start = (sample.to(tl.int64) * pixels + first) * channels
+    at = p[:, None] * channels + c[None, :]
     vectors += sample * 6 * channels + c
     scale = tl.load(vectors + 3 * channels, mask=known, other=0)
     shift = tl.load(vectors + 4 * channels, mask=known, other=0)
-    value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
+    value = tl.load(x + start + at, mask=inside, other=0).to(tl.float32)
     value = value * scale[None, :] + shift[None, :]
     if SHORTCUT:
-        value += tl.load(shortcut + at, mask=inside, other=0).to(tl.float32)
+        value += tl.load(shortcut + start + at, mask=inside, other=0).to(tl.float32)
     if RELU:
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + start + at, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -140,7 +141,7 @@ def kept_gradient(
     return slope, value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def gradient_sums(
     gradient, x, y, masked, vectors, chunks, pixels, channels, chunk, splits,
     SHORTCUT: tl.constexpr, RELU: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
@@ -157,13 +158,16 @@ def gradient_sums(
     shift = tl.load(own + 4 * channels, mask=known, other=0)
     total = tl.zeros((P, C), tl.float32)
     product = tl.zeros((P, C), tl.float32)
+    p = tl.arange(0, P)
+    at = p[:, None] * channels + c[None, :]
     for start in range(first, last, P):
-        p = start + tl.arange(0, P)
-        inside = (p < last)[:, None] & known[None, :]
-        at = (sample.to(tl.int64) * pixels + p[:, None]) * channels + c[None, :]
-        slope, value = kept_gradient(gradient, x, y, at, inside, scale, shift, SHORTCUT, RELU)
+        inside = (start + p < last)[:, None] & known[None, :]
+        row = (sample.to(tl.int64) * pixels + start) * channels
+        slope, value = kept_gradient(
+            gradient + row, x + row, y + row, at, inside, scale, shift, SHORTCUT, RELU
+        )
         if SHORTCUT and RELU:
-            tl.store(masked + at, slope.to(masked.dtype.element_ty), mask=inside)
+            tl.store(masked + row + at, slope.to(masked.dtype.element_ty), mask=inside)
         total += slope
         product += slope * (value - mean[None, :])
     chunks += (sample * 2 * splits + split) * channels + c
@@ -171,7 +175,7 @@ def gradient_sums(
     tl.store(chunks + splits * channels, tl.sum(product, 0), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def gradient_settle(
     chunks, vectors, slopes, weight_gradient, bias_gradient, samples, pixels, channels, splits,
     alpha, S: tl.constexpr, C: tl.constexpr,
@@ -202,7 +206,7 @@ def gradient_settle(
     tl.store(bias_gradient + c, of_bias, mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def gradient_apply(
     gradient, x, y, out, vectors, slopes, pixels, channels,
     SHORTCUT: tl.constexpr, RELU: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
@@ -210,21 +214,24 @@ def gradient_apply(
     """Write the gradient of the input."""
     sample = tl.program_id(2)
     c = tl.program_id(1) * C + tl.arange(0, C)
-    p = tl.program_id(0) * P + tl.arange(0, P)
+    p = tl.arange(0, P)
+    first = tl.program_id(0) * P
     known = c < channels
-    inside = (p < pixels)[:, None] & known[None, :]
-    at = (sample.to(tl.int64) * pixels + p[:, None]) * channels + c[None, :]
+    inside = (first + p < pixels)[:, None] & known[None, :]
+    row = (sample.to(tl.int64) * pixels + first) * channels
+    at = p[:, None] * channels + c[None, :]
     own = vectors + sample * 6 * channels + c
     image_mean = tl.load(own + 2 * channels, mask=known, other=0)
     scale = tl.load(own + 3 * channels, mask=known, other=0)
     shift = tl.load(own + 4 * channels, mask=known, other=0)
     level = tl.load(slopes + sample * 2 * channels + c, mask=known, other=0)
     slant = tl.load(slopes + (sample * 2 + 1) * channels + c, mask=known, other=0)
-    slope, value = kept_gradient(gradient, x, y, at, inside, scale, shift, SHORTCUT, RELU)
-    result = (
-        scale[None, :] * slope + level[None, :] + slant[None, :] * (value - image_mean[None, :])
+    slope, value = kept_gradient(
+        gradient + row, x + row, y + row, at, inside, scale, shift, SHORTCUT, RELU
     )
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
+    deviation = value - image_mean[None, :]
+    result = scale[None, :] * slope + level[None, :] + slant[None, :] * deviation
+    tl.store(out + row + at, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

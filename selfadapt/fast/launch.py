@@ -8,10 +8,14 @@ from torch.autograd.function import once_differentiable
 
 from selfadapt.fast import kernels
 
-CHANNELS = 64
-"""Channels that one program deals with."""
-PROGRAMS = 1024
-"""About how many programs keep a large GPU busy."""
+MOMENTS, SUMS = (32, 64), (64, 64)
+"""Pixels and channels that a program which adds up takes at once: measured on an H200."""
+TILE = (32, 128)
+"""Pixels and channels of a program that does not."""
+FOUR, EIGHT = 528, 1056
+"""Programs that add up: four or eight on each processor of an H200."""
+SPLITS = 256
+"""Chunks that the pixels of a sample are divided into, at most."""
 MAX_CLASSES = 256
 """More scores than these are upsampled as usual."""
 
@@ -37,18 +41,28 @@ def takes_scores(scores: Tensor) -> bool:
 
 def takes_products(x: Tensor) -> bool:
     """Say whether 1x1 convolutions are faster as matrix products."""
-    return x.is_cuda and torch.is_autocast_enabled("cuda")
+    halves = (torch.bfloat16, torch.float16)
+    return x.is_cuda and x.dtype in halves and torch.is_autocast_enabled("cuda")
 
 
-def _grid(x: Tensor) -> tuple[int, int, int, int, int, int]:
-    """Return pixels, channels, channels in a block, blocks, pixels in a chunk, and chunks."""
+def _tiles(x: Tensor) -> tuple[int, tuple[int, int, int]]:
+    """Return how many channels a program takes, and how many programs there are."""
+    samples, channels, height, width = x.shape
+    block = min(TILE[1], _power(channels))
+    return block, (-(-height * width // TILE[0]), -(-channels // block), samples)
+
+
+def _chunks(
+    x: Tensor, tile: tuple[int, int], programs: int
+) -> tuple[int, int, tuple[int, int, int]]:
+    """Return how many channels and pixels a program takes that adds up, and how many there are."""
     samples, channels, height, width = x.shape
     pixels = height * width
-    block = min(CHANNELS, _power(channels))
+    block = min(tile[1], _power(channels))
     blocks = -(-channels // block)
-    splits = max(1, min(kernels.SPLITS, PROGRAMS // (blocks * samples)))
-    chunk = -(-pixels // (splits * kernels.BLOCK_P)) * kernels.BLOCK_P
-    return pixels, channels, block, blocks, chunk, -(-pixels // chunk)
+    splits = max(1, min(SPLITS, programs // (blocks * samples)))
+    chunk = -(-pixels // (splits * tile[0])) * tile[0]
+    return block, chunk, (-(-pixels // chunk), blocks, samples)
 
 
 def _power(number: int) -> int:
@@ -70,16 +84,15 @@ def statistics(
     These are mean, 1 / deviation, the image's own mean, scale, shift, and where running statistics
     follow the image, the image's unbiased variance.
     """
-    pixels, channels, block, blocks, chunk, splits = _grid(x)
-    samples = len(x)
+    samples, channels, height, width = x.shape
+    block, chunk, grid = _chunks(x, MOMENTS, EIGHT)
+    pixels, splits = height * width, grid[0]
     vectors = torch.empty(samples, 6, channels, device=x.device)
     chunks = vectors
     mixed = alpha > 0 or momentum is not None
     if mixed:
         chunks = torch.empty(samples, 2, splits, channels, device=x.device)
-        kernels.moments[splits, blocks, samples](
-            x, chunks, pixels, channels, chunk, splits, P=kernels.BLOCK_P, C=block
-        )
+        kernels.moments[grid](x, chunks, pixels, channels, chunk, splits, P=MOMENTS[0], C=block)
     few = min(16, block)
     kernels.settle[-(-channels // few), samples](
         chunks, running_mean, running_var, running_mean if weight is None else weight,
@@ -107,10 +120,10 @@ class Normalize(torch.autograd.Function):
     ) -> Tensor:
         """Return the normalised features."""
         y = torch.empty_like(x)
-        pixels, channels, block, blocks, _, _ = _grid(x)
-        kernels.apply[-(-pixels // kernels.BLOCK_P), blocks, len(x)](
-            x, x if shortcut is None else shortcut, y, vectors, pixels, channels,
-            SHORTCUT=shortcut is not None, RELU=relu, P=kernels.BLOCK_P, C=block,
+        block, grid = _tiles(x)
+        kernels.apply[grid](
+            x, x if shortcut is None else shortcut, y, vectors, x[0, 0].numel(), x.shape[1],
+            SHORTCUT=shortcut is not None, RELU=relu, P=TILE[0], C=block,
         )  # fmt: skip
         ctx.save_for_backward(x, y if relu and shortcut is not None else None, vectors)
         ctx.alpha, ctx.relu, ctx.shortcut = alpha, relu, shortcut is not None
@@ -122,8 +135,9 @@ class Normalize(torch.autograd.Function):
         """Return the gradients of input, weight, bias and shortcut."""
         x, y, vectors = ctx.saved_tensors
         gradient = gradient.to(x.dtype).contiguous(memory_format=torch.channels_last)
-        pixels, channels, block, blocks, chunk, splits = _grid(x)
-        samples = len(x)
+        samples, channels, height, width = x.shape
+        block, chunk, grid = _chunks(x, SUMS, FOUR)
+        pixels, splits = height * width, grid[0]
         of_x = of_weight = of_bias = None
         of_shortcut = gradient if ctx.shortcut else None
         relu, masking = ctx.relu, ctx.relu and ctx.shortcut
@@ -131,10 +145,10 @@ class Normalize(torch.autograd.Function):
             of_shortcut = torch.empty_like(x)
         y = x if y is None else y
         chunks = torch.empty(samples, 2, splits, channels, device=x.device)
-        kernels.gradient_sums[splits, blocks, samples](
+        kernels.gradient_sums[grid](
             gradient, x, y, gradient if of_shortcut is None else of_shortcut, vectors, chunks,
             pixels, channels, chunk, splits,
-            SHORTCUT=ctx.shortcut, RELU=relu, P=kernels.BLOCK_P, C=block,
+            SHORTCUT=ctx.shortcut, RELU=relu, P=SUMS[0], C=block,
         )  # fmt: skip
         slopes = torch.empty(samples, 2, channels, device=x.device)
         of_both = torch.empty(2, channels, device=x.device)
@@ -149,12 +163,44 @@ class Normalize(torch.autograd.Function):
             of_bias = of_both[1]
         if ctx.needs_input_grad[0]:
             of_x = torch.empty_like(x)
-            masked = masking  # the first kernel has applied ReLU already
-            kernels.gradient_apply[-(-pixels // kernels.BLOCK_P), blocks, samples](
-                of_shortcut if masked else gradient, x, y, of_x, vectors, slopes, pixels, channels,
-                SHORTCUT=ctx.shortcut, RELU=relu and not masked, P=kernels.BLOCK_P, C=block,
+            block, grid = _tiles(x)
+            kernels.gradient_apply[grid](  # after masking, ReLU is applied already
+                of_shortcut if masking else gradient, x, y, of_x, vectors, slopes, pixels, channels,
+                SHORTCUT=ctx.shortcut, RELU=relu and not masking, P=TILE[0], C=block,
             )  # fmt: skip
         return of_x, of_weight, of_bias, None, None, of_shortcut, None
+
+
+class Scores(torch.autograd.Function):
+    """A 1x1 convolution to a few classes ``(P, in) -> (P, out)``, with scores in float32.
+
+    Matrix products want sizes that are multiples of 8, and 19 classes are none: it is padded.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pixels: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return the scores."""
+        number = len(weight)
+        padded = pixels.new_zeros(number + -number % 8, weight.shape[1])
+        padded[:number] = weight
+        ctx.save_for_backward(pixels, padded)
+        return _product(pixels, padded.T)[:, :number] + bias
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradients of pixels, weight and bias."""
+        pixels, padded = ctx.saved_tensors
+        number = gradient.shape[1]
+        slopes = pixels.new_zeros(len(pixels), len(padded))
+        slopes[:, :number] = gradient
+        of_pixels = slopes @ padded if ctx.needs_input_grad[0] else None
+        return of_pixels, _product(slopes.T, pixels)[:number], gradient.sum(dim=0)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a matrix product in float32."""
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
 
 
 def _positions(
@@ -186,7 +232,7 @@ class UpsampledCrossEntropy(torch.autograd.Function):
         block = max(16, _power(classes))
         kernels.cell_losses[width, height](
             rows, label, first_y, first_x, part_y, part_x, losses, corners, height, width,
-            label.shape[1], classes, ignore, K=max(16, 2048 // block), C=block,
+            label.shape[1], classes, ignore, K=max(4, 1024 // block), C=block, num_warps=1,
         )  # fmt: skip
         count = (label != ignore).sum()
         if scores.requires_grad:

@@ -6,7 +6,7 @@ module without tuned weights, or a function, makes of constants is constant too,
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ class Reuse(TorchFunctionMode):
         constants: The input, and the weights that do not change.
         drift: How running statistics follow the image, if they do: those of a layer that is not
             run again follow all the same.
+        precision: Sets the kind of numbers that constants are computed with.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class Reuse(TorchFunctionMode):
         tuned: Collection[str],
         constants: Iterable[Tensor],
         drift: Drift | None = None,
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         super().__init__()
         self._modules = list(frozen_modules(model, tuned))
         self._drift = drift or Drift(0.0)
+        self._precision = precision
         self._known: dict[int, tuple[Tensor, int]] = {}  # with the version it must have
         self._calls: dict[Any, tuple[Any, list[Tensor], list[Any]]] = {}
         self._inside = False
@@ -81,7 +84,8 @@ class Reuse(TorchFunctionMode):
         return self._call(func, func, *args, **kwargs)
 
     def _call(self, run: Callable[..., Any], what: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._inside:
+        first = args[0] if args else None
+        if self._inside or (isinstance(first, Tensor) and id(first) not in self._known):
             return run(*args, **kwargs)
         leaves, form = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -96,7 +100,8 @@ class Reuse(TorchFunctionMode):
         start = len(self._drift.followed)
         self._inside = True
         try:
-            result = run(*args, **kwargs)
+            with self._precision():
+                result = run(*args, **kwargs)
         finally:
             self._inside = False
         made = [leaf for leaf in tree_flatten(result)[0] if not _plain(leaf)]

@@ -22,12 +22,16 @@ class Fast:
     reuse: bool = True
     """Run frozen layers once for all steps."""
     precision: Precision = "auto"
-    """Arithmetic of the network: bf16 with float32 weights, statistics, upsampling and loss, where
-    the card has it (auto) or in any case (bf16); or as the network is (fp32)."""
+    """Numbers the network computes with: 16 bits, but for weights that are tuned, statistics,
+    scores, upsampling and loss. ``auto``: where a card is made for it, fp16 to predict, for its
+    finer steps, bf16 to adapt, for its range, and bf16 for both where fp16 overflows; ``bf16``;
+    ``fp32``: the network's own."""
     channels_last: bool = True
     """Keep the channels of a pixel together in memory."""
     kernels: bool = True
     """Normalise, add and take ReLU in one pass; take losses of scores before they are upsampled."""
+    batches: bool = True
+    """Run views of one size through the network together."""
     graphs: bool = True
     """Record what an image takes, and replay it for the next of the same size."""
 
@@ -35,12 +39,18 @@ class Fast:
         if self.precision not in ("auto", "fp32", "bf16"):
             raise ValueError(f"precision must be auto, fp32 or bf16, got {self.precision!r}")
 
-    def half(self, device: torch.device) -> torch.dtype | None:
-        """Return the kind of numbers the network computes with on a device, if not its own."""
-        if self.precision == "fp32" or device.type != "cuda":
-            return torch.bfloat16 if self.precision == "bf16" else None
-        modern = torch.cuda.get_device_capability(device) >= (8, 0)
-        return torch.bfloat16 if modern or self.precision == "bf16" else None
+    def half(self, device: torch.device, *, steps: bool = False) -> torch.dtype | None:
+        """Return what the network computes with on a device, to predict or in steps; None: its own.
+
+        Example:
+            >>> Fast(precision="bf16").half(torch.device("cpu"))
+            torch.bfloat16
+        """
+        if self.precision == "auto":
+            if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+                return None
+            return torch.bfloat16 if steps else torch.float16
+        return torch.bfloat16 if self.precision == "bf16" else None
 
     def keeps_channels_last(self, device: torch.device) -> bool:
         """Say whether features lie pixel by pixel in memory."""
@@ -51,7 +61,9 @@ class Fast:
         return self.kernels and self.keeps_channels_last(device) and _has_kernels(device)
 
 
-PLAIN = Fast(reuse=False, precision="fp32", channels_last=False, kernels=False, graphs=False)
+PLAIN = Fast(
+    reuse=False, precision="fp32", channels_last=False, kernels=False, batches=False, graphs=False
+)
 """No shortcut."""
 
 
