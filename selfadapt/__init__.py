@@ -9,6 +9,7 @@ result.label                             # (H, W); the model is as it was
 
 from selfadapt.adapt import SelfAdapt
 from selfadapt.dropout import add_dropout
+from selfadapt.fast import Fast
 from selfadapt.methods import METHODS, create_method
 from selfadapt.models import MODELS, Interface, create_model, load_model, open_model, save_model
 from selfadapt.norm import apply_san, remove_san, san
@@ -20,6 +21,7 @@ from selfadapt.views import View, every_view, paper_views
 __all__ = [
     "METHODS",
     "MODELS",
+    "Fast",
     "Interface",
     "Result",
     "SelfAdapt",

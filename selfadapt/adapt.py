@@ -11,21 +11,27 @@ name: ``paper`` takes SaN with alpha there as everywhere, ``official`` does what
 does: image statistics alone, with running statistics that follow the image from step to step.
 """
 
+import inspect
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selfadapt.checks import check_number
 from selfadapt.episode import Episode
 from selfadapt.fast import Fast
-from selfadapt.fast.graphs import Maps
+from selfadapt.fast.graphs import RECORD_AT, Maps
 from selfadapt.method import MODES, Method, ModeName, brought_back, check_steps, probs_at
 from selfadapt.models.families import adapted_parameters
 from selfadapt.models.interface import Interface
 from selfadapt.norm import Alpha
+from selfadapt.pacing import Pace, with_preset
 from selfadapt.pseudo import check_psi, ignore_label, pseudo_label
 from selfadapt.result import Result
 from selfadapt.views import SCALES, Size, View, size_of
@@ -45,6 +51,11 @@ class SelfAdapt(Method):
         steps: Number of steps.
         scales: Scales of the views, each taken plain and flipped in gray.
         step_scale: Scale of the image that the steps are taken on, up to 1.
+        final_scales: Scales of views that the adapted network predicts beside the image.
+        final_weight: Weight of their mean in the prediction, 0 to 1.
+        preset: Settings that go together by name: ``realtime`` does with a few smaller steps.
+        budget_ms: Milliseconds for an image: as many of the steps are taken as fit, which is
+            measured on the first image. Loading it does not count.
         adapt: Name patterns of the layers to adapt. None: the network's default.
         mode: ``paper``: the equations as written; ``official``: the released code, to the number.
         views: Views to take instead of those that ``scales`` gives.
@@ -73,6 +84,10 @@ class SelfAdapt(Method):
         steps: int = 10,
         scales: Sequence[float] = SCALES,
         step_scale: float = 1.0,
+        final_scales: Sequence[float] = (),
+        final_weight: float = 0.5,
+        preset: Literal["realtime"] | None = None,
+        budget_ms: float | None = None,
         adapt: Sequence[str] | None = None,
         mode: ModeName = "paper",
         views: Iterable[View] | None = None,
@@ -81,18 +96,50 @@ class SelfAdapt(Method):
         fast: bool | Fast = True,
         interface: Interface | None = None,
     ) -> None:
+        given = {
+            "mode": mode, "scales": scales, "steps": steps, "lr": lr, "step_scale": step_scale,
+            "final_scales": final_scales, "final_weight": final_weight,
+        }  # fmt: skip
+        settings = with_preset(preset, given, inspect.signature(SelfAdapt).parameters)
         check_psi(psi)
-        check_steps(steps, 1.0 if lr is None else lr)
+        check_steps(settings["steps"], 1.0 if settings["lr"] is None else settings["lr"])
+        check_number("step_scale", settings["step_scale"], 0.01, 1)
+        check_number("final_weight", settings["final_weight"], 0, 1)
+        pace = None if budget_ms is None else Pace(budget_ms)
         super().__init__(
             model, alpha=alpha, mode=mode, max_pixels=max_pixels, compare=compare, fast=fast,
             interface=interface,
         )  # fmt: skip
         self.psi = psi
-        self.lr = LR[mode] if lr is None else lr
-        self.steps = steps
-        self.step_scale = step_scale
+        self.lr = LR[mode] if settings["lr"] is None else settings["lr"]
+        self.steps, self.step_scale = settings["steps"], settings["step_scale"]
+        self.final_scales, self.final_weight = settings["final_scales"], settings["final_weight"]
+        self.preset, self.budget_ms = preset, budget_ms
         self._tune(adapted_parameters(self.model, adapt))
-        self.views = self._choose_views(scales, views)
+        self.views = self._choose_views(settings["scales"], views)
+        self._final_views = self._usable_views(self.final_scales) if self.final_scales else ()
+        self._num_steps, self._pace = self.steps, pace
+
+    def _segment(self, image: Tensor, size: Size) -> Result:
+        if self._pace is None:
+            return super()._segment(image, size)
+        measure = partial(self._seconds, image, size)
+        self._num_steps = self._pace.steps(self.steps, image[0].numel(), measure)
+        result = super()._segment(image, size)
+        if self._num_steps == self.steps:
+            return result
+        note = f"{self._num_steps} of {self.steps} steps fit into {self.budget_ms:g} ms"
+        return replace(result, notes=(*result.notes, note))
+
+    def _seconds(self, image: Tensor, size: Size, steps: int) -> float:
+        """Return how long it takes with so many steps, on a GPU once it has been prepared."""
+        self._num_steps = steps
+        for _ in range(RECORD_AT + 1 if image.is_cuda else 1):
+            start = time.perf_counter()
+            super()._segment(image, size)
+            if image.is_cuda:
+                torch.cuda.synchronize(image.device)
+        return time.perf_counter() - start
 
     def _compute(self, image: Tensor) -> Maps:
         with self._lent_san():
@@ -102,7 +149,7 @@ class SelfAdapt(Method):
             ignore = ignore_label(len(fused))
             label = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
             losses = self._adapt(network, small, label, ignore)
-            logits = network.logits(image)
+            logits = self._predicted(network, image)
         unsure = (label == ignore).all()
         checks = torch.stack([fused.isnan().any(), unsure]).to(losses)
         numbers = torch.cat((checks, losses))
@@ -112,14 +159,24 @@ class SelfAdapt(Method):
         """Fit the network to the pseudo-label; return the loss before each step."""
         loss = partial(F.cross_entropy, target=label[None], ignore_index=ignore)
         with self._loop_statistics():
-            losses = [network.step(image, loss, self.lr) for _ in range(self.steps)]
+            losses = [network.step(image, loss, self.lr) for _ in range(self._num_steps)]
         return torch.stack(losses) if losses else image.new_empty(0)
+
+    def _predicted(self, network: Episode, image: Tensor) -> Tensor:
+        """Return the logits of the adapted network, averaged with its views where that is asked."""
+        logits = network.logits(image)
+        if not self._final_views:
+            return logits
+        probs = logits.softmax(dim=1).lerp(
+            self._fused(network, image, self._final_views)[None], self.final_weight
+        )
+        return probs.clamp_min(1e-30).log()
 
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         views_failed, unsure, *losses = maps["numbers"].tolist()
         losses = [] if unsure else losses
         logits, notes = self._sound(
-            image, maps["logits"], _trouble(views_failed, losses, self.steps)
+            image, maps["logits"], _trouble(views_failed, losses, self._num_steps)
         )
         if not notes and losses and losses[-1] > losses[0]:
             notes = (f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: lower lr",)

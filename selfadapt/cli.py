@@ -9,6 +9,7 @@ import sys
 import warnings
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,8 +17,10 @@ from typing import Any, NoReturn
 import docstring_parser
 import torch
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from selfadapt import (
     METHODS,
@@ -28,10 +31,22 @@ from selfadapt import (
     create_model,
     open_model,
 )
+from selfadapt.bench import (
+    COLUMNS,
+    NETWORKS,
+    SIZES,
+    STEPS,
+    as_cells,
+    machine,
+    run_bench,
+    write_bench,
+)
+from selfadapt.checks import check_number
 from selfadapt.data import DATASETS
 from selfadapt.data.check import run_check
 from selfadapt.demo import demo
 from selfadapt.devices import find_device
+from selfadapt.fast import Fast
 from selfadapt.files import make_folder
 from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, settings_of
@@ -197,7 +212,7 @@ def _settings() -> dict[str, dict[str, Any]]:
                 shape: dict[str, Any] = {"type": kind}
                 if kind in LISTS:
                     shape = {"nargs": "+", "type": LISTS[kind]}
-                elif kind is bool:
+                elif kind in (bool, bool | Fast):
                     shape = {"nargs": "?", "const": True, "type": bool}
                 owners = [other for other in METHODS if name in settings_of(other)]
                 text = texts[name]
@@ -224,12 +239,15 @@ def _predict(args: Namespace) -> int:
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task(args.method, total=len(images))
-        for path, result in predict(method, images, bases, classes):
-            if isinstance(result, Exception):
-                failures.append(str(result) if str(path) in str(result) else f"{path}: {result}")
-            else:
-                notes |= {f"{path}: {n}": None for n in result.notes if n not in method.notes}
-            progress.advance(task)
+        with closing(predict(method, images, bases, classes)) as results:
+            for path, result in results:
+                if isinstance(result, Exception):
+                    failures.append(
+                        str(result) if str(path) in str(result) else f"{path}: {result}"
+                    )
+                else:
+                    notes |= {f"{path}: {n}": None for n in result.notes if n not in method.notes}
+                progress.advance(task)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     for failure in failures:
@@ -320,6 +338,50 @@ def _models(args: Namespace) -> int:
             print(f"  {option:11} {' | '.join(values)}")
         print()
     print(ADDRESSES)
+    return 0
+
+
+def _bench_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), help="Names of networks.")
+    parser.add_argument(
+        "--sizes", nargs="+", default=list(SIZES), help="Widths and heights, such as 1280x720."
+    )
+    parser.add_argument(
+        "--steps", nargs="+", type=int, default=list(STEPS), help="Numbers of steps."
+    )
+    parser.add_argument(
+        "--adapt", nargs="+", help="Name patterns of the layers to adapt, if not the default."
+    )
+    parser.add_argument("--repeats", type=int, default=10, help="Runs of each, once prepared.")
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one."
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="Write bench.md, .csv, .json and .png."
+    )
+
+
+def _bench(args: Namespace) -> int:
+    for name in args.networks:
+        if name not in MODELS:
+            known = ", ".join(MODELS)
+            raise ValueError(f"unknown network {name!r};{nearest(name, MODELS)} known: {known}")
+    for number in (args.repeats, *args.steps):
+        check_number("steps and repeats", number, 1, whole=True)
+    device = find_device(args.device)
+    if args.output:
+        make_folder(args.output)
+    rows = run_bench(
+        args.networks, args.sizes, args.steps, device=device, adapt=args.adapt,
+        repeats=args.repeats,
+    )  # fmt: skip
+    table = Table(*COLUMNS, box=SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*as_cells(row))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    if args.output:
+        write_bench(rows, machine(device), args.output)
+        print(f"written to {args.output}")
     return 0
 
 
@@ -434,7 +496,7 @@ VERBS = {
         _tune,
     ),
     "evaluate": Verb(
-        "Tune on a validation domain, then score target domains.",
+        "Tune on a validation domain, then score the targets.",
         "selfadapt evaluate streets-quick -o run",
         _evaluate_arguments,
         _evaluate,
@@ -462,6 +524,12 @@ VERBS = {
         "selfadapt models",
         lambda parser: None,
         _models,
+    ),
+    "bench": Verb(
+        "Measure what networks and methods take here.",
+        "selfadapt bench --sizes 1280x720 -o bench",
+        _bench_arguments,
+        _bench,
     ),
     "demo": Verb(
         "See a small network adapt to streets it does not know.",

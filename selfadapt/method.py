@@ -56,6 +56,8 @@ MODES = {
     "official": Mode(drift=0.1, strict=True, view=OfficialView, size=(1024, 2048)),
 }
 MAX_PIXELS = 1024 * 2048
+SETTINGS = (bool, int, float, str, tuple, type(None))
+"""Kinds of attributes that what was recorded for an image depends on."""
 
 
 class Overflow(ArithmeticError):
@@ -180,7 +182,8 @@ class Method(ABC):
 
     def _try(self, image: Tensor, size: Size) -> Result:
         if self.fast.graphs and image.is_cuda:
-            maps = self._graphs(self._compute_all, image)
+            settings = tuple(v for v in vars(self).values() if isinstance(v, SETTINGS))
+            maps = self._graphs(self._compute_all, image, settings)
         else:
             with lent(self.model):
                 maps = self._compute_all(image)
@@ -222,7 +225,12 @@ class Method(ABC):
         channels = self.interface.channels
         if channels != 3:
             self.notes += (f"input channels: {channels}, so no view is turned gray",)
-        return usable_views(scales, views, MODES[self.mode].view, channels)
+        return self._usable_views(scales, views)
+
+    def _usable_views(
+        self, scales: Sequence[float], views: Iterable[View] | None = None
+    ) -> tuple[View, ...]:
+        return usable_views(scales, views, MODES[self.mode].view, self.interface.channels)
 
     def _tune(self, selection: Selection) -> None:
         """Take the parameters to adapt, and note it where they are a guess."""

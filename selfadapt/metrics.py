@@ -162,7 +162,10 @@ def in_space(probs: Tensor, classes: Sequence[str], space: ClassSpace) -> Tensor
         >>> in_space(probs, ("car", "bus", "person"), space).flatten().tolist()
         [0.5, 0.5]
     """
-    index = torch.tensor([space.index(name) for name in classes], device=probs.device)
+    places = [space.index(name) for name in classes]
+    if places == list(range(len(space.names))):
+        return probs
+    index = torch.tensor(places, device=probs.device)
     known = index != IGNORE
     merged = probs.new_zeros(len(space.names), *probs.shape[1:])
     return merged.index_add(0, index[known], probs[known])

@@ -167,8 +167,11 @@ def pil_resize(image: Tensor, size: Size) -> Tensor:
 
 
 def _pil_resize_channel(channel: np.ndarray, size: Size) -> np.ndarray:
+    """Resize first across, then down, as PIL of the released code; newer ones choose."""
     picture = PILImage.fromarray(channel)
-    return np.asarray(picture.resize((size[1], size[0]), PILImage.Resampling.BILINEAR))
+    for width, height in ((size[1], picture.height), (size[1], size[0])):
+        picture = picture.resize((width, height), PILImage.Resampling.BILINEAR)
+    return np.asarray(picture)
 
 
 def _pil_resize_on_gpu(levels: Tensor, size: Size) -> Tensor:

@@ -9,6 +9,10 @@ from torch import Tensor, nn
 
 torch.set_num_threads(1)
 
+collect_ignore_glob = []
+if os.environ.get("TRITON_INTERPRET") != "1":  # see test_fast_kernels.py
+    collect_ignore_glob += ["interpret*.py"]
+
 DATA = Path(os.environ.get("SELFADAPT_DATA", Path(__file__).resolve().parents[2] / "shared"))
 
 

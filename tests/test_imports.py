@@ -9,7 +9,7 @@ import selfadapt
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
     {"names", "checks", "devices", "files", "extras", "pseudo", "version", "views", "result"},
-    {"labels", "recipes"},
+    {"labels", "recipes", "pacing"},
     {"norm", "dropout", "images", "metrics", "streets"},
     {"models", "data"},
     {"fast"},
@@ -17,7 +17,7 @@ ROWS = [
     {"method"},
     {"adapt", "baselines", "entropy"},
     {"methods"},
-    {"predict", "demo", "train", "protocol"},
+    {"predict", "demo", "train", "protocol", "bench"},
     {"report"},
     {"cli"},
 ]

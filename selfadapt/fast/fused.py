@@ -8,11 +8,13 @@ or finds the tensor computed, as it would have been. So no network has to be kno
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -23,10 +25,10 @@ RELUS = {F.relu, torch.relu, Tensor.relu, F.relu_, torch.relu_, Tensor.relu_}
 IN_PLACE_RELUS = {F.relu_, torch.relu_, Tensor.relu_}
 SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 IN_PLACE_SUMS = {Tensor.add_, Tensor.__iadd__}
+PROPERTIES = ("shape", "dtype", "device", "ndim", "is_cuda", "layout")
 FACTS = {
-    Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.size, Tensor.dim,
-    Tensor.ndim.__get__, Tensor.numel, Tensor.is_cuda.__get__, Tensor.is_floating_point,
-    Tensor.layout.__get__, Tensor.__len__,
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__,
+    *(getattr(Tensor, name).__get__ for name in PROPERTIES),
 }  # fmt: skip
 """What can be asked of a tensor that is not computed."""
 HALVES = (torch.bfloat16, torch.float16)
@@ -41,14 +43,24 @@ class Later(Tensor):
     """What it is, once it is computed."""
 
     @staticmethod
-    def __new__(cls, like: Tensor, size: Sequence[int], *args: Any) -> "Later":
-        """Make a tensor of a size and without numbers."""
+    def __new__(cls, parts: Sequence[Any], size: Sequence[int], *args: Any) -> "Later":
+        """Make a tensor of a size and without numbers, of the kind of the first part."""
+        slopes = any(part.requires_grad for part in parts if part is not None)
         return Tensor._make_wrapper_subclass(
-            cls, torch.Size(size), dtype=like.dtype, device=like.device
-        )
+            cls, torch.Size(size), dtype=parts[0].dtype, device=parts[0].device,
+            requires_grad=slopes and torch.is_grad_enabled(),
+        )  # fmt: skip
 
-    def __init__(self, like: Tensor, size: Sequence[int]) -> None:
+    def __init__(self, parts: Sequence[Any], size: Sequence[int]) -> None:
         self.value = None
+        self.changes = 0
+        self.parts = parts
+        self._versions = [part._version for part in parts if part is not None]
+
+    @property
+    def version(self) -> int:
+        """How often it was changed in place, as ``_version`` of other tensors."""
+        return self.changes + (0 if self.value is None else self.value._version)
 
     def compute(self) -> Tensor:
         """Return what this tensor is, by itself."""
@@ -61,8 +73,15 @@ class Later(Tensor):
     def now(self) -> Tensor:
         """Return this tensor, computed."""
         if self.value is None:
-            self.value = self.compute()
+            self.value = self.computed()
         return self.value
+
+    def computed(self, **how: Any) -> Tensor:
+        """Compute, as long as that gives what it would have given at once."""
+        if self._versions != [part._version for part in self.parts if part is not None]:
+            raise RuntimeError("a tensor that others are still computed from was changed in place")
+        with torch._C.DisableTorchFunction():
+            return self.compute(**how)
 
     @classmethod
     def __torch_function__(
@@ -81,7 +100,9 @@ class Later(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Refuse what did not come by ``__torch_function__``: there are no numbers to work on."""
         raise RuntimeError(f"{func} is given a tensor that is not computed yet")
 
@@ -89,26 +110,23 @@ class Later(Tensor):
 class Normalized(Later):
     """What a SaN layer returns: ReLU and the sum with a shortcut may join in."""
 
-    def __init__(
-        self, like: Tensor, size: Sequence[int], parts: Any, shortcut: Tensor | None = None
-    ) -> None:
-        super().__init__(like, size)
-        self.parts = parts  # input, weight, bias, statistics, alpha
-        self.shortcut = shortcut
+    def __init__(self, parts: Sequence[Any], size: Sequence[int], alpha: float) -> None:
+        super().__init__(parts, size)  # input, weight, bias, statistics, shortcut
+        self.alpha = alpha
 
     def compute(self, relu: bool = False) -> Tensor:
         """Normalise, add the shortcut, and take ReLU if wanted."""
-        return launch.Normalize.apply(*self.parts, self.shortcut, relu)
+        return launch.Normalize.apply(*self.parts[:4], self.alpha, self.parts[4], relu)
 
     def join(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Take in ReLU and sums."""
         if func in RELUS:
             inplace = func in IN_PLACE_RELUS or kwargs.get("inplace") or args[1:] == (True,)
-            result = self.compute(relu=True)
+            result = self.computed(relu=True)
             if inplace:
-                self.value = result
+                self.value, self.changes = result, self.changes + 1
             return result
-        if func in SUMS and len(args) == 2 and not kwargs and self.shortcut is None:
+        if func in SUMS and len(args) == 2 and not kwargs and self.parts[4] is None:
             other = args[1] if args[0] is self else args[0]
             if other is self or not isinstance(other, Tensor) or other.shape != self.shape:
                 return NotImplemented
@@ -117,19 +135,21 @@ class Normalized(Later):
             other = other.now() if isinstance(other, Later) else other
             if other.dtype != self.dtype or not launch.channels_are_last(other):
                 return NotImplemented
+            parts = (*self.parts[:4], other)
             if func in IN_PLACE_SUMS:
-                self.shortcut = other
+                self.parts, self.changes = parts, self.changes + 1
+                self._versions.append(other._version)
                 return self
-            return Normalized(other, self.shape, self.parts, other)
+            return Normalized(parts, self.shape, self.alpha)
         return NotImplemented
 
 
 class Upsampled(Later):
     """Scores brought to the size of the image: a cross-entropy may join in."""
 
-    def __init__(self, scores: Tensor, size: Sequence[int], aligned: bool) -> None:
-        super().__init__(scores, size)
-        self.scores, self.aligned = scores, aligned
+    def __init__(self, parts: Sequence[Any], size: Sequence[int], aligned: bool) -> None:
+        super().__init__(parts, size)
+        (self.scores,), self.aligned = parts, aligned
 
     def compute(self) -> Tensor:
         """Upsample."""
@@ -205,7 +225,7 @@ def _upsampled(
         isinstance(size, tuple) and len(size) == 2 and all(map(int.__le__, input.shape[-2:], size))
     ):
         return None
-    return Upsampled(input, (*input.shape[:2], *size), bool(align_corners))
+    return Upsampled([input], (*input.shape[:2], *size), bool(align_corners))
 
 
 def _as_product(
@@ -240,6 +260,9 @@ def normalized(layer: SaN, x: Tensor) -> Tensor | None:
     if not launch.takes_features(x) or (drift is not None and len(x) > 1):
         return None
     running = layer.running_mean, layer.running_var
+    rows = [row for row in (*running, layer.weight, layer.bias) if row is not None]
+    if not all(row.is_contiguous() for row in rows):
+        return None
     momentum = None if drift is None else drift.momentum
     with torch.no_grad():
         vectors = launch.statistics(
@@ -248,11 +271,37 @@ def normalized(layer: SaN, x: Tensor) -> Tensor | None:
     if drift is not None:
         drift.followed.append((*running, vectors[0, 2], vectors[0, 5]))
     alpha = layer.san_alpha if drift is None else 1.0
-    return Normalized(x, x.shape, (x, layer.weight, layer.bias, vectors, alpha))
+    return Normalized((x, layer.weight, layer.bias, vectors, None), x.shape, alpha)
+
+
+_apply = Function.__dict__["apply"].__func__
+_lock = Lock()
+_fusing = 0
+
+
+def _apply_computed(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+    """Compute what a function of somebody's own is given: modes do not see it being called."""
+    args, kwargs = tree_map_only(Later, Later.now, (args, kwargs))
+    return _apply(cls, *args, **kwargs)
+
+
+@contextmanager
+def _computing_arguments() -> Iterator[None]:
+    global _fusing
+    with _lock:
+        _fusing += 1
+        Function.apply = classmethod(_apply_computed)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        with _lock:
+            _fusing -= 1
+            if not _fusing:
+                Function.apply = classmethod(_apply)  # type: ignore[assignment]
 
 
 @contextmanager
 def fusing() -> Iterator[None]:
     """Let operations join in a ``with`` block."""
-    with Fusing(), normalizing_with(normalized):
+    with _computing_arguments(), Fusing(), normalizing_with(normalized):
         yield

@@ -7,7 +7,7 @@ good for as long as they lie there; what a network is given or loses meanwhile i
 
 import gc
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,10 +58,17 @@ class Graphs:
         self.trouble: str | None = None
         """Why nothing is recorded, if so."""
 
-    def __call__(self, compute: Compute, image: Tensor) -> Maps:
-        """Return what ``compute`` gives for an image. The maps are good until the next call."""
+    def __call__(self, compute: Compute, image: Tensor, variant: Hashable = None) -> Maps:
+        """Return what ``compute`` gives for an image. The maps are good until the next call.
+
+        Args:
+            compute: The computation. It waits for nothing on the device.
+            image: The image.
+            variant: What the computation depends on beside the image.
+        """
         self._forget_what_is_outdated()
-        key = (image.shape, image.dtype, image.device, torch.is_autocast_enabled("cuda"))
+        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        key = (image.shape, image.dtype, image.device, autocast, variant)
         if key in self._recordings:
             self._recordings.move_to_end(key)
             return self._recordings[key].replay(image)
@@ -78,7 +85,10 @@ class Graphs:
         still, graph = image.clone(), torch.cuda.CUDAGraph()
         with lent(self._model):
             try:
-                with _undisturbed(image.device), torch.cuda.graph(graph, pool=self._pool):
+                recording = torch.cuda.graph(
+                    graph, pool=self._pool, capture_error_mode="thread_local"
+                )
+                with _undisturbed(image.device), recording:
                     maps = compute(still)
             except torch.OutOfMemoryError:
                 raise

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from selfadapt.norm import Drift
 
 IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "pow")}
+DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
@@ -46,11 +47,13 @@ class Reuse(TorchFunctionMode):
         self._drift = drift or Drift(0.0)
         self._precision = precision
         self._known: dict[int, tuple[Tensor, int]] = {}  # with the version it must have
-        self._calls: dict[Any, tuple[Any, list[Tensor], list[Any]]] = {}
+        self._used: set[int] = set()  # by something else than what changes them in place
+        self._calls: dict[Any, tuple[list[Any], Any, list[Tensor], list[Any]]] = {}
         self._inside = False
         self.usable = True
         """Whether there may be something to reuse: not where a network changes its constants."""
-        self._learn(constants)
+        self._given = [(tensor, _version(tensor)) for tensor in constants]
+        self._learn(tensor for tensor, _ in self._given)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -61,7 +64,9 @@ class Reuse(TorchFunctionMode):
         before = [(module, module.__dict__.get("forward")) for module in self._modules]
         try:
             for module in self._modules:
-                module.__dict__["forward"] = partial(self._call, module.forward, module)
+                call = partial(self._call, module.forward, module)
+                call.__wrapped__ = module.forward  # type: ignore[attr-defined] # its signature
+                module.__dict__["forward"] = call
             with self:
                 yield
         finally:
@@ -69,6 +74,8 @@ class Reuse(TorchFunctionMode):
                 module.__dict__.pop("forward", None)
                 if forward is not None:
                     module.__dict__["forward"] = forward
+        if any(_version(tensor) != version for tensor, version in self._given):
+            self._give_up()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -76,7 +83,11 @@ class Reuse(TorchFunctionMode):
         """Run a function of the network's own code, unless it has been run on these constants."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if self._inside or name == "__get__":
+        if self._inside or not self.usable:
+            return func(*args, **kwargs)
+        if name in ("__get__", "__set__"):
+            if (name == "__set__" or func == DATA) and id(args[0]) in self._known:
+                self._give_up()  # who takes a tensor's data changes it without a trace
             return func(*args, **kwargs)
         changes = name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
         if (changes or name == "__setitem__" or "out" in kwargs) and args:
@@ -84,35 +95,53 @@ class Reuse(TorchFunctionMode):
         return self._call(func, func, *args, **kwargs)
 
     def _call(self, run: Callable[..., Any], what: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._inside or not self.usable:
+            return run(*args, **kwargs)
         first = args[0] if args else None
-        if self._inside or (isinstance(first, Tensor) and id(first) not in self._known):
+        if isinstance(first, Tensor) and id(first) not in self._known:
+            self._use(what, (*args, *kwargs.values()))
             return run(*args, **kwargs)
         leaves, form = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = self._key(what, leaves, form) if tensors and self.usable else None
+        key = self._key(what, leaves, form) if tensors else None
         if key is None or not self._constant(tensors):
+            self._use(what, tensors)
             return run(*args, **kwargs)
         if key in self._calls:
-            result, results, followed = self._calls[key]
+            made, form, results, followed = self._calls[key]
             if self._constant(results):
                 self._drift.repeat(followed)
-                return result
+                return tree_unflatten(made, form)  # lists and dicts are the caller's own
+            self._give_up()  # it was changed since, through a view of it
+            return run(*args, **kwargs)
         start = len(self._drift.followed)
+        buffers = list(map(_with_version, what.buffers() if isinstance(what, nn.Module) else ()))
         self._inside = True
         try:
             with self._precision():
                 result = run(*args, **kwargs)
         finally:
             self._inside = False
-        made = [leaf for leaf in tree_flatten(result)[0] if not _plain(leaf)]
+        followed = self._drift.followed[start:]
+        if self._keeps_state(buffers, followed) or not _same(tree_flatten((args, kwargs)), leaves):
+            return result
+        made, form = tree_flatten(result)
         results = [leaf for leaf in made if isinstance(leaf, Tensor)]
-        if len(results) == len(made) and results and not any(map(_requires_grad, results)):
+        changed = [tensor for tensor in tensors if not self._constant([tensor])]
+        if any(id(tensor) in self._used for tensor in changed):
+            self._give_up()  # who used it would find it changed the next time
+            return result
+        if not all(map(_plain, made)):
+            returned = {id(tensor) for tensor in (*results, *changed)}
+            self._use(None, (tensor for tensor in tensors if id(tensor) not in returned))
+        tidy = all(isinstance(leaf, Tensor) or _plain(leaf) for leaf in made)
+        if tidy and results and not any(map(_requires_grad, results)):
             self._learn([*tensors, *results])  # an input may have been changed in place
-            self._calls[key] = result, results, self._drift.followed[start:]
+            self._calls[key] = made, form, results, followed
         return result
 
     def _key(self, what: Any, leaves: list[Any], form: Any) -> Any:
-        parts = [id(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves]
+        parts = [id(leaf) if isinstance(leaf, Tensor) else _hashable(leaf) for leaf in leaves]
         key = (what, tuple(parts), form)
         try:
             hash(key)
@@ -129,13 +158,28 @@ class Reuse(TorchFunctionMode):
     def _learn(self, tensors: Iterable[Tensor]) -> None:
         self._known |= {id(tensor): (tensor, _version(tensor)) for tensor in tensors}
 
+    def _use(self, what: Any, things: Iterable[Any]) -> None:
+        """Remember which constants something was made of; a module's own functions will tell."""
+        if not isinstance(what, nn.Module):
+            self._used.update(id(thing) for thing in things if id(thing) in self._known)
+
+    def _keeps_state(self, buffers: Iterable[tuple[Tensor, int]], followed: Iterable[Any]) -> bool:
+        """Say whether a module has changed buffers of its own, so that its next result differs."""
+        drifting = {id(tensor) for one in followed for tensor in one[:2]}
+        changed = [tensor for tensor, version in buffers if _version(tensor) != version]
+        return any(id(tensor) not in drifting for tensor in changed)
+
     def _check_change(self, args: Any, kwargs: Any) -> None:
         """Give up where a constant is about to be changed by something that is none."""
-        changed = kwargs.get("out", args[0])
+        changed = tree_flatten(kwargs.get("out", args[0]))[0]
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-        if id(changed) in self._known and not self._constant(tensors):
-            self.usable = False
-            self._calls.clear()
+        if any(id(leaf) in self._known for leaf in changed) and not self._constant(tensors):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.usable = False
+        for kept in (self._calls, self._known, self._used, self._given):
+            kept.clear()
 
 
 def frozen_modules(model: nn.Module, tuned: Collection[str]) -> Iterator[nn.Module]:
@@ -158,14 +202,32 @@ def frozen_modules(model: nn.Module, tuned: Collection[str]) -> Iterator[nn.Modu
 
 
 def _plain(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, bool | int | float | str)
+    return leaf is None or isinstance(leaf, bool | int | float | str | torch.Size)
+
+
+def _same(now: tuple[list[Any], Any], before: list[Any]) -> bool:
+    """Say whether arguments are what they were: a module may take things out of a list."""
+    return len(now[0]) == len(before) and all(a is b for a, b in zip(now[0], before, strict=True))
+
+
+def _hashable(leaf: Any) -> Any:
+    if isinstance(leaf, slice):
+        leaf = leaf.start, leaf.stop, leaf.step, "slice"
+    return type(leaf), leaf
 
 
 def _requires_grad(tensor: Tensor) -> bool:
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         return tensor.requires_grad
 
 
+def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor, _version(tensor)
+
+
 def _version(tensor: Tensor) -> int:
-    with torch._C.DisableTorchFunctionSubclass():
+    """Return a number that is another one once the tensor is changed in place."""
+    with torch._C.DisableTorchFunction():
+        if hasattr(type(tensor), "version"):  # it is not computed yet
+            return tensor.version  # type: ignore[attr-defined]
         return -1 if tensor.is_inference() else tensor._version

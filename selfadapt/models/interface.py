@@ -92,7 +92,7 @@ class Interface:
         return (image.flip(0) if self.bgr else image) * std + mean
 
     def _statistics(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (constant(numbers, image) for numbers in (self.mean, self.std))
+        mean, std = (constant(numbers or (), image) for numbers in (self.mean, self.std))
         return mean.reshape(-1, 1, 1), std.reshape(-1, 1, 1)
 
     def logits(self, network: Callable[[Tensor], Any], x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from selfadapt.data import DataConfig
+from selfadapt.fast import Fast
 from selfadapt.methods import Segments, create_method, settings_of
 from selfadapt.models.create import create_model, open_model
 from selfadapt.protocol.recipe import (
@@ -46,6 +47,8 @@ class Trial:
     def build(self, models: Mapping[str, nn.Module]) -> Segments:
         """Create the method."""
         settings = {**self.settings, "compare": False}
+        if settings.get("fast") is True and self.precision == "fp32":
+            settings["fast"] = Fast(precision="fp32")
         if settings.get("views") is not None:
             settings["views"] = [View.parse(text) for text in settings["views"]]
         networks = [models[name] for name in self.networks]

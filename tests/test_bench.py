@@ -1,0 +1,81 @@
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfadapt.bench import Timing, compared, machine, noise, parse_size, run_bench
+from selfadapt.cli import main
+
+
+def timing(work: str, ms: float) -> Timing:
+    return Timing("net", "20x10", work, ms, 0, ms, None, 1, 1, 1)
+
+
+def test_rows_are_set_against_the_plain_ones() -> None:
+    rows = compared([
+        timing("TTA", 10),
+        timing("self-adaptation, 3 steps, plain", 200),
+        timing("self-adaptation, 3 steps", 50),
+        timing("self-adaptation, 10 steps, plain", 480),
+        timing("self-adaptation, 10 steps", 120),
+        timing("self-adaptation, real-time", 25),
+    ])  # fmt: skip
+    by_work = {row.work: row for row in rows}
+    assert by_work["self-adaptation, 3 steps"].ratio == 4
+    assert by_work["self-adaptation, 10 steps"].steps == pytest.approx(100 / 120)
+    assert by_work["self-adaptation, 10 steps"].views == pytest.approx(10 / 120)
+    assert by_work["self-adaptation, 10 steps, plain"].steps == pytest.approx(400 / 480)
+    assert by_work["TTA"].ratio == 1
+
+
+def test_every_work_is_timed_and_written(tmp_path: Path, capsys: Any) -> None:
+    words = "bench --networks deeplabv1_resnet18_slim --sizes 64x32 48x48 --steps 1 2 --repeats 2"
+    with pytest.raises(SystemExit) as end:
+        main([*words.split(), "--device", "cpu", "-o", str(tmp_path / "out")])
+    assert end.value.code == 0
+    assert "TFLOP/s" in capsys.readouterr().out
+    stored = json.loads((tmp_path / "out/bench.json").read_text())
+    assert stored["about"] == machine(torch.device("cpu"))
+    assert len(stored["rows"]) == 2 * 8
+    assert all(row["ms"] > 0 and row["tflops"] > 0 for row in stored["rows"])
+    with (tmp_path / "out/bench.csv").open() as file:
+        assert len(list(csv.reader(file))) == 17
+    assert (tmp_path / "out/bench.md").read_text().count("\n|") == 18
+    assert (tmp_path / "out/bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_network_that_cannot_be_built_is_left_out(monkeypatch: Any) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError("pip install it")
+
+    monkeypatch.setattr("selfadapt.bench.create_model", missing)
+    said: list[str] = []
+    assert run_bench(["hrnet_w18"], ["8x8"], device=torch.device("cpu"), say=said.append) == []
+    assert said[1] == "hrnet_w18 is left out: pip install it"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--networks resnet", "unknown network 'resnet'"),
+        ("--sizes 12", "a size is written as WIDTHxHEIGHT, such as 1280x720, got '12'"),
+        ("--sizes 0x5", "a size is written as"),
+        ("--steps 0", "steps and repeats must be a whole number, 1 or more, got 0"),
+        ("--device cuda:9", "there is no device 'cuda:9' here"),
+    ],
+)
+def test_wrong_words_are_explained(words: str, message: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *words.split()])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_noise_is_an_image() -> None:
+    image = noise(parse_size("30x20"))
+    assert image.shape == (3, 20, 30)
+    assert image.dtype == torch.uint8
+    assert image.unique().numel() > 100

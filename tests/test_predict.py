@@ -1,0 +1,331 @@
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PILImage
+from torch import Tensor
+
+import selfadapt
+from conftest import TinyNet, random_image, seeded
+from selfadapt import predict as module
+from selfadapt.images import Image, load_image, to_pil
+from selfadapt.predict import AHEAD, WAITING, masks_of, predict, read_image, write_result
+from selfadapt.result import Result
+
+KINDS = ("label", "color", "overlay", "confidence")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    paths = [folder / f"{number:02}.png" for number in range(12)]
+    for number, path in enumerate(paths):
+        to_pil(random_image(24, 32 + number, seed=number)).save(path)
+    return paths
+
+
+@pytest.fixture
+def bases(images: list[Path], tmp_path: Path) -> list[Path]:
+    return [tmp_path / "masks" / image.stem for image in images]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.fixture
+def method() -> Callable[[Image], Result]:
+    return selfadapt.create_method("san", seeded(TinyNet), compare=False)
+
+
+class Watched:
+    """Does what a method does, and something else first."""
+
+    def __init__(self, method: Any, first: Callable[[int], None]) -> None:
+        self.interface, self.method, self.first = method.interface, method, first
+        self.images: list[Image] = []
+
+    def __call__(self, image: Image) -> Result:
+        self.first(len(self.images))
+        self.images.append(image)
+        return self.method(image)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def whole(folder: Path) -> bool:
+    """Say whether all files of a folder are pictures, those of an image all or none there."""
+    names = [path.name.rsplit("_", 1) for path in folder.iterdir()]
+    for path in folder.iterdir():
+        PILImage.open(path).load()
+    expected = {(stem, f"{kind}.png") for stem, _ in names for kind in KINDS}
+    return {(stem, kind) for stem, kind in names} == expected
+
+
+def test_results_come_in_order_with_their_files_written(
+    method: Any, images: list[Path], bases: list[Path], monkeypatch: Any
+) -> None:
+    def write(masks: Any, image: Any, base: Path) -> None:
+        time.sleep(0.03 if base.name in ("00", "03", "06") else 0)  # others are done before
+        write_result(masks, image, base)
+
+    monkeypatch.setattr(module, "write_result", write)
+    seen = []
+    for (path, result), base in zip(predict(method, images, bases), bases, strict=True):
+        assert isinstance(result, Result)
+        assert all(base.with_name(f"{base.name}_{kind}.png").exists() for kind in KINDS)
+        seen.append(path)
+    assert seen == images
+
+
+@pytest.mark.parametrize("name", ["san", "ensemble", "no interface", "one channel"])
+def test_streaming_writes_the_bytes_that_writing_directly_does(
+    name: str, images: list[Path], bases: list[Path], tmp_path: Path
+) -> None:
+    model = seeded(lambda: TinyNet(channels=1 if name == "one channel" else 3))
+    method: Any = selfadapt.create_method(name if name in selfadapt.METHODS else "san", model)
+    given = (lambda image: method(image)) if name == "no interface" else method
+    levels = np.linspace(0, 65535, 24 * 40).reshape(24, 40).astype(np.uint16)
+    PILImage.fromarray(levels).save(images[3])
+    PILImage.open(images[4]).convert("RGBA").save(images[4])
+    PILImage.open(images[5]).convert("P").save(images[5])
+    list(predict(given, images, bases, ["road", "car", "sky"]))
+    for image, base in zip(images, bases, strict=True):
+        write_result(method(image), image, tmp_path / "direct" / base.name, ["road", "car", "sky"])
+    assert contents(bases[0].parent) == contents(tmp_path / "direct")
+
+
+def test_a_file_is_decoded_once_for_a_colour_network(
+    method: Any, images: list[Path], bases: list[Path], monkeypatch: Any
+) -> None:
+    opened = []
+    real = PILImage.open
+    monkeypatch.setattr(PILImage, "open", lambda path: opened.append(path) or real(path))
+    list(predict(method, images, bases))
+    assert opened == images
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_method_reads_for_itself_what_is_not_in_colour(
+    channels: int, images: list[Path], bases: list[Path]
+) -> None:
+    model = seeded(lambda: TinyNet(channels=channels))
+    method = Watched(selfadapt.create_method("san", model), lambda number: None)
+    list(predict(method, images, bases))
+    if channels == 1:
+        assert method.images == images
+    else:
+        assert all(isinstance(image, Tensor) for image in method.images)
+
+
+def test_bytes_hold_an_8_bit_image_and_no_other(images: list[Path], tmp_path: Path) -> None:
+    levels = read_image(images[0])
+    assert levels.dtype == torch.uint8
+    assert torch.equal(load_image(levels), load_image(images[0]))
+    deep = np.arange(24 * 40, dtype=np.uint16).reshape(24, 40) * 60
+    PILImage.fromarray(deep).save(tmp_path / "deep.png")
+    assert torch.equal(read_image(tmp_path / "deep.png"), load_image(tmp_path / "deep.png"))
+    assert read_image(tmp_path / "deep.png").dtype == torch.float32
+
+
+def test_an_unreadable_image_is_an_error_in_its_place(
+    method: Any, images: list[Path], bases: list[Path]
+) -> None:
+    images[0].write_text("no image")
+    images[5].unlink()
+    images[-1].write_bytes(images[-1].read_bytes()[:100])
+    results = list(predict(method, images, bases))
+    assert [path for path, _ in results] == images
+    failed = {path: str(error) for path, error in results if isinstance(error, Exception)}
+    assert list(failed) == [images[0], images[5], images[-1]]
+    assert "00.png is not an image file" in failed[images[0]]
+    assert "there is no image file" in failed[images[5]]
+    assert "cut off or damaged" in failed[images[-1]]
+    assert len(contents(bases[0].parent)) == 4 * 9
+
+
+def test_a_network_that_fails_is_an_error_in_its_place(
+    method: Any, images: list[Path], bases: list[Path]
+) -> None:
+    def fail(number: int) -> None:
+        if number == 2:
+            raise RuntimeError("sizes must match")
+
+    results = list(predict(Watched(method, fail), images[:3], bases[:3]))
+    assert [type(result) for _, result in results] == [Result, Result, ValueError]
+    assert str(results[2][1]) == "the network failed: RuntimeError: sizes must match"
+
+
+def test_running_out_of_memory_is_raised(
+    method: Any, images: list[Path], bases: list[Path]
+) -> None:
+    def fail(number: int) -> None:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        list(predict(Watched(method, fail), images, bases))
+
+
+def test_reading_and_writing_are_bounded(
+    method: Any, images: list[Path], bases: list[Path], monkeypatch: Any
+) -> None:
+    num_read, num_written, num_called = 0, 0, 0
+    read_ahead, unwritten = [], []
+
+    def read(path: Path) -> Tensor:
+        nonlocal num_read
+        num_read += 1
+        read_ahead.append(num_read - num_called)
+        return read_image(path)
+
+    def write(masks: Any, image: Image, base: Path) -> None:
+        nonlocal num_written
+        time.sleep(0.1)  # longer than the network takes
+        write_result(masks, image, base)
+        num_written += 1
+
+    def count(number: int) -> None:
+        nonlocal num_called
+        time.sleep(0.01)  # time enough to read more than is allowed
+        num_called = number + 1
+        unwritten.append(number - num_written)
+
+    monkeypatch.setattr(module, "read_image", read)
+    monkeypatch.setattr(module, "write_result", write)
+    list(predict(Watched(method, count), images, bases))
+    assert max(read_ahead) <= AHEAD + 1  # that which the network gets next is one of them
+    assert 1 < max(unwritten) <= WAITING
+
+
+def test_what_waits_holds_no_probabilities(
+    method: Any, images: list[Path], bases: list[Path]
+) -> None:
+    _, result = next(iter(list(predict(method, images, bases))))
+    assert isinstance(result, Result)
+    assert result.probs.shape == (3, 0, 0)
+    assert result.seconds > 0
+    masks = masks_of(method(images[0]))
+    assert masks.label.dtype == masks.confidence.dtype == torch.uint8
+
+
+def test_the_next_images_are_read_while_the_network_works(
+    method: Any, images: list[Path], bases: list[Path], monkeypatch: Any
+) -> None:
+    events = {path: threading.Event() for path in images}
+
+    def read(path: Path) -> Tensor:
+        events[path].set()
+        return read_image(path)
+
+    def wait(number: int) -> None:
+        for path in images[number : number + AHEAD + 1]:
+            assert events[path].wait(timeout=10)
+
+    monkeypatch.setattr(module, "read_image", read)
+    assert len(list(predict(Watched(method, wait), images, bases))) == len(images)
+
+
+def test_a_result_is_written_while_the_network_works(
+    method: Any, images: list[Path], bases: list[Path]
+) -> None:
+    def wait(number: int) -> None:
+        last = bases[number - 1].with_name(f"{bases[number - 1].name}_confidence.png")
+        deadline = time.monotonic() + 10
+        while number and not last.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    assert len(list(predict(Watched(method, wait), images, bases))) == len(images)
+
+
+def test_an_error_of_writing_is_raised_and_leaves_whole_files(
+    method: Any, images: list[Path], bases: list[Path], monkeypatch: Any
+) -> None:
+    real = PILImage.Image.save
+
+    def save(picture: PILImage.Image, path: Path, **kwargs: Any) -> None:
+        real(picture, path, **kwargs)
+        if "02_overlay" in path.name:
+            path.write_bytes(path.read_bytes()[:50])
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PILImage.Image, "save", save)
+    results = predict(method, images, bases)
+    assert [next(results)[0] for _ in range(2)] == images[:2]
+    with pytest.raises(OSError, match=r"02_overlay.png could not be written \(No space left"):
+        next(results)
+    folder = bases[0].parent
+    assert not list(folder.glob(".*"))
+    assert {path.name for path in folder.glob("02_*")} == {"02_label.png", "02_color.png"}
+
+
+def test_a_wrong_number_of_names_is_raised(
+    method: Any, images: list[Path], bases: list[Path]
+) -> None:
+    with pytest.raises(ValueError, match="predicts 3 classes, but 2 are named"):
+        list(predict(method, images, bases, ["road", "car"]))
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_closing_early_leaves_whole_files_and_no_thread(
+    number: int, method: Any, images: list[Path], bases: list[Path]
+) -> None:
+    before = set(threading.enumerate())
+    results = predict(method, images, bases)
+    for _ in range(number):
+        next(results)
+    results.close()
+    assert set(threading.enumerate()) <= before
+    assert whole(bases[0].parent)
+    assert 4 * number <= len(contents(bases[0].parent)) <= 4 * (number + WAITING)
+
+
+def test_ctrl_c_in_the_method_leaves_whole_files_and_no_thread(
+    method: Any, images: list[Path], bases: list[Path]
+) -> None:
+    def stop(number: int) -> None:
+        if number == 4:
+            raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        list(predict(Watched(method, stop), images, bases))
+    assert set(threading.enumerate()) <= before
+    assert whole(bases[0].parent)
+
+
+def test_a_generator_that_is_left_open_does_not_keep_python_from_ending(
+    images: list[Path], bases: list[Path]
+) -> None:
+    text = f"""
+from pathlib import Path
+from torch import nn
+import selfadapt
+from selfadapt.predict import predict
+method = selfadapt.create_method("san", nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))
+images = sorted(Path({str(images[0].parent)!r}).iterdir())
+results = predict(method, images, [Path({str(bases[0].parent)!r}) / i.stem for i in images])
+next(results)
+"""
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+    assert whole(bases[0].parent)
+
+
+def test_more_than_256_classes_are_written_in_16_bits(tmp_path: Path) -> None:
+    probs = torch.rand(300, 8, 8).softmax(dim=0)
+    write_result(Result(probs=probs), random_image(8, 8), tmp_path / "a")
+    label = np.asarray(PILImage.open(tmp_path / "a_label.png"))
+    assert np.array_equal(label, probs.argmax(dim=0).numpy())
