@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from selfadapt.fast import PLAIN, Fast
+from selfadapt.fast.settings import Precision
 from selfadapt.files import make_folder, written_whole
 from selfadapt.methods import Segments, create_method
 from selfadapt.models.create import create_model
@@ -87,10 +87,18 @@ class Timing:
     """Share of the time for steps; the rest is the prediction."""
 
 
-def works(steps: Sequence[int], adapt: Sequence[str] | None = None) -> Iterator[Work]:
-    """Yield what is timed."""
-    yield Work("BatchNorm forward", "source", {}, Fast(kernels=False))
-    yield Work("SaN forward", "san", {})
+def works(
+    steps: Sequence[int], adapt: Sequence[str] | None = None, half: Precision = "fp32"
+) -> Iterator[Work]:
+    """Yield what is timed.
+
+    Args:
+        steps: Numbers of steps.
+        adapt: Name patterns of the layers to adapt. None: each network's default.
+        half: Precision of the forward passes of BatchNorm and SaN, which are to be compared.
+    """
+    yield Work("BatchNorm forward", "source", {}, Fast(kernels=False, precision=half))
+    yield Work("SaN forward", "san", {}, Fast(precision=half))
     yield Work("TTA", "tta", {})
     for number in steps:
         name, settings = f"self-adaptation, {number} steps", {"steps": number, "adapt": adapt}
@@ -123,6 +131,7 @@ def run_bench(
         say: Takes a line for each row.
     """
     parsed = [parse_size(size) for size in sizes]
+    half: Precision = "fp32" if Fast().half(device) is None else "bf16"
     card = matrix_rate(device)
     say(f"{machine(device)}; a large matrix product runs at {card:.1f} TFLOP/s")
     rows: list[Timing] = []
@@ -132,7 +141,7 @@ def run_bench(
         except ModuleNotFoundError as error:
             say(f"{network} is left out: {error}")
             continue
-        counts = [(work, count_operations(work, model)) for work in works(steps, adapt)]
+        counts = [(work, count_operations(work, model)) for work in works(steps, adapt, half)]
         for name, size in zip(sizes, parsed, strict=True):
             block = []
             for work, count in counts:
@@ -185,28 +194,16 @@ def _time(work: Work, model: nn.Module, size: Size, repeats: int, seconds: float
     times: list[float] = []
     settling = SETTLING if cuda else 1
     began = time.perf_counter()
-    with _fastest_convolutions():
-        while len(times) < settling + repeats:
-            start = time.perf_counter()
-            method(image)
-            times.append(1000 * (time.perf_counter() - start))
-            if len(times) > settling and time.perf_counter() - began > seconds:
-                break
+    while len(times) < settling + repeats:
+        start = time.perf_counter()
+        method(image)
+        times.append(1000 * (time.perf_counter() - start))
+        if len(times) > settling and time.perf_counter() - began > seconds:
+            break
     peak = torch.cuda.max_memory_allocated(device) / 2**20 if cuda else None
     rest = sorted(times[settling:])
     spread = rest[-1 - len(rest) // 4] - rest[len(rest) // 4]
     return Timing("", "", work.name, statistics.median(rest), spread, times[0], peak, 0, 0, 1)
-
-
-@contextmanager
-def _fastest_convolutions() -> Iterator[None]:
-    """Let cuDNN try what it has, with shortcuts and without."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def count_operations(work: Work, model: nn.Module) -> float:

@@ -47,6 +47,7 @@ from selfadapt.data.check import run_check
 from selfadapt.demo import demo
 from selfadapt.devices import find_device
 from selfadapt.fast import Fast
+from selfadapt.fast.graphs import RECORD_AT
 from selfadapt.files import make_folder
 from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, settings_of
@@ -238,16 +239,18 @@ def _predict(args: Namespace) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task(args.method, total=len(images))
+        task = progress.add_task("preparing", total=len(images))
         with closing(predict(method, images, bases, classes)) as results:
-            for path, result in results:
+            for number, (path, result) in enumerate(results, start=1):
                 if isinstance(result, Exception):
                     failures.append(
                         str(result) if str(path) in str(result) else f"{path}: {result}"
                     )
                 else:
                     notes |= {f"{path}: {n}": None for n in result.notes if n not in method.notes}
-                progress.advance(task)
+                ready = number >= RECORD_AT or args.device == "cpu"
+                name = args.method if ready else "preparing"
+                progress.update(task, advance=1, description=name)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     for failure in failures:

@@ -143,7 +143,7 @@ class Episode:
         x = self.interface.prepare(self.interface.normalize(image))
         if self._last:
             x = x.contiguous(memory_format=torch.channels_last)
-        if not again:
+        if not again or (self._reuse is not None and not self._reuse.usable):
             return x, None
         names = self.tuned if drift is None else (*self.tuned, *self.buffers)
         changing = {id(self._state[f"model.{name}"]) for name in names}

@@ -1,5 +1,7 @@
 """The switches of the shortcuts, and PIL's resampling as a matrix product."""
 
+from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
@@ -9,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PILImage
-from torch import nn
+from torch import Tensor, nn
 
 from conftest import random_image
 from selfadapt import SelfAdapt, create_method, views
+from selfadapt.baselines import SaNOnly
+from selfadapt.episode import Episode
 from selfadapt.fast import PLAIN, Fast
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -120,3 +124,32 @@ def test_large_images_too(new: tuple[int, int]) -> None:
     levels = (image * 255).round()
     found = views._pil_resize_on_gpu(levels, new) / 255
     assert torch.equal(found.float(), views.pil_resize(image, new))
+
+
+class Overflowing(SaNOnly):
+    """Gives infinite scores as long as fp16 is taken."""
+
+    def _compute(self, image: Tensor) -> dict[str, Tensor]:
+        maps = super()._compute(image)
+        if self.fast.precision == "auto":
+            maps["logits"] = maps["logits"] * float("inf")
+        return maps
+
+    def _episode(self, tuned: Collection[str] = ()) -> Episode:
+        network = super()._episode(tuned)
+        if self.fast.precision == "auto":
+            network.logits = lambda image: torch.full((1, 3, *image.shape[-2:]), torch.inf)
+        return network
+
+
+def test_where_fp16_overflows_bf16_is_taken(
+    tiny: nn.Module, image: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = {"auto": torch.float16, "bf16": None, "fp32": None}
+    monkeypatch.setattr(Fast, "half", lambda self, *_, **__: half[self.precision])
+    method = Overflowing(tiny, fast=True)
+    monkeypatch.setattr(Episode, "_precision", lambda *_, **__: nullcontext())
+    result = method(image)
+    assert method.fast.precision == "bf16"
+    assert result.notes == ()
+    assert torch.equal(result.probs, SaNOnly(tiny, fast=False)(image).probs)

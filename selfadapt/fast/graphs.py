@@ -6,6 +6,7 @@ good for as long as they lie there; what a network is given or loses meanwhile i
 """
 
 import gc
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -17,14 +18,15 @@ from torch import Tensor, nn
 
 from selfadapt.models.interface import lent
 
+LOG = logging.getLogger(__name__)
 Maps = dict[str, Tensor]
 """What a computation gives, by name."""
 Compute = Callable[[Tensor], Maps]
 
 RECORD_AT = 2
 """The image of a size, counted from 1, that is recorded. One that comes once is not worth it."""
-MOST = 4
-"""Sizes that are kept."""
+MOST_SIZES, MOST_BYTES = 16, 4 * 2**30
+"""Recordings that are kept: so many, and with so much memory of their own."""
 
 
 @dataclass
@@ -34,6 +36,11 @@ class Recording:
     graph: torch.cuda.CUDAGraph
     image: Tensor
     maps: Maps
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that no other recording uses."""
+        return sum(tensor.nbytes for tensor in (self.image, *self.maps.values()))
 
     def replay(self, image: Tensor) -> Maps:
         """Compute the same for another image; what was returned before is written over."""
@@ -52,6 +59,7 @@ class Graphs:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._seen: Counter[Any] = Counter()
+        self._needed: Counter[Any] = Counter()
         self._pool: Any = None
         self._recordings: OrderedDict[Any, Recording] = OrderedDict()
         self._facts: Any = None
@@ -73,14 +81,16 @@ class Graphs:
             self._recordings.move_to_end(key)
             return self._recordings[key].replay(image)
         self._seen[key] += 1
-        if self.trouble is None and self._seen[key] >= RECORD_AT and not has_hooks(self._model):
+        often = self._seen[key] >= max(RECORD_AT, self._needed[key])
+        if often and self.trouble is None and not has_hooks(self._model):
             return self._record(key, compute, image)
         with lent(self._model):
             return compute(image)
 
     def _record(self, key: Any, compute: Compute, image: Tensor) -> Maps:
-        while len(self._recordings) >= MOST:
-            self._recordings.popitem(last=False)
+        height, width = image.shape[-2:]
+        LOG.info("preparing for images of %dx%d pixels", width, height)
+        self._needed[key] = 2 * self._seen[key]  # where sizes come and go, ever fewer are recorded
         self._pool = self._pool or torch.cuda.graph_pool_handle()  # one after the other uses it
         still, graph = image.clone(), torch.cuda.CUDAGraph()
         with lent(self._model):
@@ -94,16 +104,24 @@ class Graphs:
                 raise
             except RuntimeError as error:  # this network does what cannot be recorded
                 self.trouble = str(error).partition("\n")[0]
+                LOG.info("not recorded, images are computed one by one: %s", self.trouble)
                 torch.cuda.synchronize(image.device)
                 return compute(image)
         self._facts = facts(self._model)
         self._recordings[key] = Recording(graph, still, maps)
+        while len(self._recordings) > MOST_SIZES or self._num_bytes() > MOST_BYTES:
+            if len(self._recordings) == 1:
+                break
+            self._recordings.popitem(last=False)
         return self._recordings[key].replay(image)
+
+    def _num_bytes(self) -> int:
+        return sum(recording.num_bytes for recording in self._recordings.values())
 
     def _forget_what_is_outdated(self) -> None:
         if self._recordings and (facts(self._model) != self._facts or has_hooks(self._model)):
-            self._recordings.clear()
-            self._seen.clear()
+            for kept in (self._recordings, self._seen, self._needed):
+                kept.clear()
 
 
 @contextmanager
