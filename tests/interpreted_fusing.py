@@ -1,6 +1,7 @@
 """Tensors that are computed later, run by test_fast_kernels.py in Triton's interpreter."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -259,10 +260,25 @@ def test_a_cross_entropy_that_joins_makes_no_large_map(kernels: dict[str, Counte
     assert y.value is None
 
 
+@pytest.mark.parametrize("aligned", [False, True])
+def test_whole_factors_are_sizes(kernels: dict[str, Counted], aligned: bool) -> None:
+    x, label = features().requires_grad_(), torch.zeros(1, *features().shape[-2:]).long()
+    label = label.repeat_interleave(4, 1).repeat_interleave(4, 2)
+    results = []
+    for off in (False, True):
+        with torch._C.DisableTorchFunction() if off else nullcontext():
+            y = F.interpolate(x, scale_factor=4.0, mode="bilinear", align_corners=aligned)
+            loss = F.cross_entropy(y, label)
+        results.append((loss.detach(), *torch.autograd.grad(loss, x)))
+    assert kernels["cell_losses"].starts == 1
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, **CLOSE)
+
+
 @pytest.mark.parametrize(
     "how",
     [
-        {"scale_factor": 2, "mode": "bilinear"},
+        {"scale_factor": 1.5, "mode": "bilinear"},
         {"size": (3, 9), "mode": "bilinear"},
         {"size": (9, 9), "mode": "nearest"},
         {"size": (9, 9), "mode": "bilinear", "antialias": True},

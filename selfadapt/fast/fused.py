@@ -217,13 +217,15 @@ def _upsampled(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor | None:
-    if type(input) is not Tensor or scale_factor is not None or not input.requires_grad:
+    if type(input) is not Tensor or not input.requires_grad or not launch.takes_scores(input):
         return None
-    if mode != "bilinear" or antialias or not launch.takes_scores(input):
+    if mode != "bilinear" or antialias:
         return None
-    if not (
-        isinstance(size, tuple) and len(size) == 2 and all(map(int.__le__, input.shape[-2:], size))
-    ):
+    if size is None and isinstance(scale_factor, int | float) and scale_factor == int(scale_factor):
+        size = tuple(length * int(scale_factor) for length in input.shape[-2:])
+    if not isinstance(size, tuple) or len(size) != 2:
+        return None
+    if size[0] < input.shape[-2] or size[1] < input.shape[-1]:
         return None
     return Upsampled([input], (*input.shape[:2], *size), bool(align_corners))
 
