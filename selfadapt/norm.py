@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import FrozenBatchNorm2d
 
+from selfadapt.mixing import MixedNorm, can_mix
 from selfadapt.names import matches, nearest
 
 Alpha = float | Mapping[str, float]
@@ -116,8 +117,9 @@ class SaN:
                 return normalized
         if self.san_alpha == 0 and self.san_drift is None:
             return super().forward(x)  # type: ignore[misc]
-        if self._takes_native(x):
-            return self._native(x)
+        vectors = self.running_mean, self.running_var, self.weight, self.bias
+        if self.san_base in PLAIN and can_mix(x, *vectors):
+            return self._mixed(x)
         mean, var = self._mixed_statistics(x)  # (B, C)
         if self.san_base in PLAIN:
             scale = torch.rsqrt(var + self.eps)
@@ -149,26 +151,20 @@ class SaN:
             return mean, (1 - alpha) * self.running_var.to(image_var) + alpha * image_var
         num = pixels.shape[-1]
         with torch.no_grad():  # BatchNorm's rule: the running variance is the unbiased one
-            unbiased = image_var.mean(dim=0) * (num / max(num - 1, 1))
+            unbiased = _unbiased(image_var.mean(dim=0), num)
             running = self.running_mean, self.running_var
             image = image_mean.mean(dim=0).to(running[0]), unbiased.to(running[1])
             self.san_drift.follow(running, image)
         return image_mean, image_var
 
-    def _takes_native(self, x: Tensor) -> bool:
-        """Say whether an image on a GPU can be normalised by PyTorch's own kernels."""
-        kinds = {t.dtype for t in (self.running_mean, self.weight, self.bias) if t is not None}
-        plain = self.san_base in PLAIN and self.san_drift is None and kinds == {torch.float32}
-        return x.is_cuda and len(x) == 1 and not torch.is_grad_enabled() and plain
-
-    def _native(self, x: Tensor) -> Tensor:
-        """Normalise one image in two passes over memory, without gradients."""
-        image_mean, inverse = torch.batch_norm_stats(x, 1e-20)  # with 0, of 0 it makes 0
-        image_var = inverse.pow(-2)
-        mean = torch.lerp(self.running_mean, image_mean, self.san_alpha)
-        var = torch.lerp(self.running_var, image_var, self.san_alpha)
-        inverse = torch.rsqrt(var + self.eps)
-        return torch.batch_norm_elemt(x, self.weight, self.bias, mean, inverse, self.eps)
+    def _mixed(self, x: Tensor) -> Tensor:
+        """Normalise one image, which is the same in fewer passes over memory."""
+        running, drift = (self.running_mean, self.running_var), self.san_drift
+        alpha = self.san_alpha if drift is None else 1.0
+        y, mean, var = MixedNorm.apply(x, *running, self.weight, self.bias, alpha, self.eps)
+        if drift is not None:
+            drift.follow(running, (mean, _unbiased(var, x[0, 0].numel())))
+        return y
 
     def extra_repr(self) -> str:
         """Show alpha beside what the layer shows of itself."""
@@ -177,6 +173,10 @@ class SaN:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.san_base,), self.__dict__
+
+
+def _unbiased(var: Tensor, num: int) -> Tensor:
+    return var * (num / max(num - 1, 1))
 
 
 def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -8,7 +8,18 @@ import selfadapt
 
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
-    {"names", "checks", "devices", "files", "extras", "pseudo", "version", "views", "result"},
+    {
+        "names",
+        "checks",
+        "devices",
+        "files",
+        "extras",
+        "pseudo",
+        "version",
+        "views",
+        "result",
+        "mixing",
+    },
     {"labels", "recipes", "pacing"},
     {"norm", "dropout", "images", "metrics", "streets"},
     {"models", "data"},

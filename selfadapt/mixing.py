@@ -1,0 +1,84 @@
+"""Normalisation with mixed statistics by PyTorch's own BatchNorm kernels, for one image at a time.
+
+The image's mean ``mu`` and variance are mixed with the source's to ``m`` and ``v``, weighted with
+``alpha``. With ``s = 1 / sqrt(v + eps)`` the output is ``(x - m) * s * weight + bias``: BatchNorm's
+kernel for evaluation gives it, and gradients as if the statistics were constant. What the image's
+share in them adds to the gradient of the input is, over ``n`` pixels,
+
+    - alpha / n * weight * s * (grad_bias + s * grad_weight * (x - mu))
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def can_mix(x: Tensor, *vectors: Tensor | None) -> bool:
+    """Say whether the kernels take these features, statistics, weight and bias."""
+    kinds = {vector.dtype for vector in vectors if vector is not None}
+    if len(x) != 1 or x.numel() == 0 or len(kinds) != 1 or torch.compiler.is_compiling():
+        return False
+    (kind,) = kinds
+    if x.is_cuda:  # where steps have kernels of their own
+        predicts = not torch.is_grad_enabled()
+        return predicts and kind == torch.float32 and x.dtype in (*HALVES, torch.float32)
+    return x.device.type == "cpu" and kind == x.dtype and kind in (torch.float32, torch.float64)
+
+
+def image_statistics_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance ``(C,)`` of one image's features ``(1, C, ...)``."""
+    if x.is_cuda:
+        mean, inverse = torch.batch_norm_stats(x, 1e-20)  # with 0, of 0 it makes 0
+        return mean, inverse.pow(-2)
+    return torch.batch_norm_update_stats(x, None, None, 0.0)
+
+
+class MixedNorm(torch.autograd.Function):
+    """Normalises one image's features; also returns the image's own mean and variance."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        alpha: float,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalise ``x`` ``(1, C, ...)``."""
+        image_mean, image_var = image_statistics_of(x)
+        mean = torch.lerp(running_mean, image_mean, alpha)
+        var = torch.lerp(running_var, image_var, alpha)
+        ctx.save_for_backward(x, weight, mean, var, image_mean)
+        ctx.alpha, ctx.eps = alpha, eps
+        ctx.mark_non_differentiable(image_mean, image_var)
+        y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+        return y, image_mean, image_var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> Any:
+        """Return the gradients of input, weight and bias."""
+        x, weight, mean, var, image_mean = ctx.saved_tensors
+        of_x, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
+        )
+        if ctx.needs_input_grad[0] and ctx.alpha:
+            inverse = torch.rsqrt(var + ctx.eps)
+            share = -ctx.alpha * inverse / (x.numel() / len(mean))
+            if weight is not None:
+                share = share * weight
+            slant = share * inverse * of_weight
+            shape = (1, -1, *[1] * (x.dim() - 2))
+            level = (share * of_bias - slant * image_mean).reshape(shape)
+            of_x = of_x + torch.addcmul(level, x, slant.reshape(shape)).to(of_x.dtype)
+        needed = ctx.needs_input_grad
+        of_weight = of_weight if needed[3] else None
+        return of_x, None, None, of_weight, of_bias if needed[4] else None, None, None
