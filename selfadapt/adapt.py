@@ -31,7 +31,7 @@ from selfadapt.method import MODES, Method, ModeName, brought_back, check_steps,
 from selfadapt.models.families import adapted_parameters
 from selfadapt.models.interface import Interface
 from selfadapt.norm import Alpha
-from selfadapt.pacing import Pace, with_preset
+from selfadapt.pacing import Pace, as_tuple, with_preset
 from selfadapt.pseudo import check_psi, ignore_label, pseudo_label
 from selfadapt.result import Result
 from selfadapt.views import SCALES, Size, View, size_of
@@ -53,7 +53,8 @@ class SelfAdapt(Method):
         step_scale: Scale of the image that the steps are taken on, up to 1.
         final_scales: Scales of views that the adapted network predicts beside the image.
         final_weight: Weight of their mean in the prediction, 0 to 1.
-        preset: Settings that go together by name: ``realtime`` does with a few smaller steps.
+        preset: Settings that go together by name: ``realtime`` does with a few smaller steps. They
+            take the place of what has its default value.
         budget_ms: Milliseconds for an image: as many of the steps are taken as fit, which is
             measured on the first image. Loading it does not count.
         adapt: Name patterns of the layers to adapt. None: the network's default.
@@ -62,8 +63,8 @@ class SelfAdapt(Method):
         max_pixels: Larger images are scaled down to this many pixels, and the result is brought
             back. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
         compare: Also predict with the network as trained, for before and after.
-        fast: Take shortcuts to the same result, on a GPU with bf16 arithmetic; a ``Fast`` says
-            which, False: none.
+        fast: Take shortcuts to the same result, on a GPU with 16-bit arithmetic. False: none; in
+            Python a ``Fast`` says which.
         interface: What the network takes and gives, where that is not found out by itself.
 
     Example:
@@ -96,6 +97,7 @@ class SelfAdapt(Method):
         fast: bool | Fast = True,
         interface: Interface | None = None,
     ) -> None:
+        scales, final_scales = as_tuple(scales), as_tuple(final_scales)
         given = {
             "mode": mode, "scales": scales, "steps": steps, "lr": lr, "step_scale": step_scale,
             "final_scales": final_scales, "final_weight": final_weight,
@@ -117,29 +119,9 @@ class SelfAdapt(Method):
         self.preset, self.budget_ms = preset, budget_ms
         self._tune(adapted_parameters(self.model, adapt))
         self.views = self._choose_views(settings["scales"], views)
-        self._final_views = self._usable_views(self.final_scales) if self.final_scales else ()
+        none = self.final_scales == ()
+        self._final_views = () if none else self._usable_views(self.final_scales)
         self._num_steps, self._pace = self.steps, pace
-
-    def _segment(self, image: Tensor, size: Size) -> Result:
-        if self._pace is None:
-            return super()._segment(image, size)
-        measure = partial(self._seconds, image, size)
-        self._num_steps = self._pace.steps(self.steps, image[0].numel(), measure)
-        result = super()._segment(image, size)
-        if self._num_steps == self.steps:
-            return result
-        note = f"{self._num_steps} of {self.steps} steps fit into {self.budget_ms:g} ms"
-        return replace(result, notes=(*result.notes, note))
-
-    def _seconds(self, image: Tensor, size: Size, steps: int) -> float:
-        """Return how long it takes with so many steps, on a GPU once it has been prepared."""
-        self._num_steps = steps
-        for _ in range(RECORD_AT + 1 if image.is_cuda else 1):
-            start = time.perf_counter()
-            super()._segment(image, size)
-            if image.is_cuda:
-                torch.cuda.synchronize(image.device)
-        return time.perf_counter() - start
 
     def _compute(self, image: Tensor) -> Maps:
         with self._lent_san():
@@ -187,6 +169,28 @@ class SelfAdapt(Method):
             losses=tuple(losses),
             notes=notes,
         )
+
+    def _segment(self, image: Tensor, size: Size) -> Result:
+        self._num_steps = self.steps
+        if self._pace is None:
+            return super()._segment(image, size)
+        measure = partial(self._seconds, image, size)
+        self._num_steps = self._pace.steps(self.steps, image[0].numel(), measure)
+        result = super()._segment(image, size)
+        if self._num_steps == self.steps:
+            return result
+        note = f"{self._num_steps} of {self.steps} steps fit into {self.budget_ms:g} ms"
+        return replace(result, notes=(*result.notes, note))
+
+    def _seconds(self, image: Tensor, size: Size, steps: int) -> float:
+        """Return how long it takes with so many steps, once it has been prepared."""
+        self._num_steps = steps
+        for _ in range(RECORD_AT + 1 if image.is_cuda else 2):
+            start = time.perf_counter()
+            super()._segment(image, size)
+            if image.is_cuda:
+                torch.cuda.synchronize(image.device)
+        return time.perf_counter() - start
 
 
 def _trouble(views_failed: bool, losses: Sequence[float], steps: int) -> str | None:

@@ -1,7 +1,7 @@
 """The methods self-adaptation is compared with, each a short class under the same contract.
 
-All of them also take the settings that every method has: ``mode``, ``max_pixels``, ``compare`` and
-``interface``, see ``Method``.
+All of them also take the settings that every method has: ``mode``, ``max_pixels``, ``compare``,
+``fast`` and ``interface``, see ``Method``.
 """
 
 import time

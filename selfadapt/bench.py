@@ -130,7 +130,7 @@ def run_bench(
         seconds: Fewer runs where they would take longer than this.
         say: Takes a line for each row.
     """
-    parsed = [parse_size(size) for size in sizes]
+    parsed, steps = [parse_size(size) for size in sizes], sorted(set(steps))
     half: Precision = "fp32" if Fast().half(device) is None else "bf16"
     card = matrix_rate(device)
     say(f"{machine(device)}; a large matrix product runs at {card:.1f} TFLOP/s")
@@ -145,7 +145,11 @@ def run_bench(
         for name, size in zip(sizes, parsed, strict=True):
             block = []
             for work, count in counts:
-                row = _time(work, model, size, repeats, seconds)
+                try:
+                    row = _time(work, model, size, repeats, seconds)
+                except torch.OutOfMemoryError:
+                    say(f"{network}, {name}, {work.name} is left out: out of memory")
+                    continue
                 total = count * size[0] * size[1] / (COUNTED[0] * COUNTED[1]) / 1e12
                 rate = total / row.ms * 1000
                 row = replace(row, network=network, size=name, tflops=rate, of_card=rate / card)
@@ -167,7 +171,8 @@ def compared(block: Sequence[Timing]) -> list[Timing]:
         if number and len(others) > 1:
             (few, short), (many, long) = min(others), max(others)
             share = number * (long - short) / (many - few) / row.ms
-            views = by_work["TTA"].ms / row.ms if not row.work.endswith("plain") else None
+            fast = "TTA" in by_work and not row.work.endswith("plain")
+            views = by_work["TTA"].ms / row.ms if fast else None
             row = replace(row, steps=share, views=views)
         done.append(row)
     return done
@@ -187,7 +192,7 @@ def _time(work: Work, model: nn.Module, size: Size, repeats: int, seconds: float
     device = next(model.parameters()).device
     cuda = device.type == "cuda"
     image = noise(size).to(device)
-    method = work.create(model)
+    method = work.create(model, max_pixels=size[0] * size[1])
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -261,12 +266,15 @@ def machine(device: torch.device) -> str:
 
 def _commit() -> str:
     """Return the commit this code is of, if it lies in a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    git = ["git", "-C", str(Path(__file__).parent)]
+    found = ""
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
+        for words in (["ls-files", "--error-unmatch", __file__], ["rev-parse", "--short", "HEAD"]):
+            ran = subprocess.run([*git, *words], capture_output=True, text=True, check=True)
+            found = ran.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-    return f" at {found.stdout.strip()}"
+    return f" at {found}"
 
 
 COLUMNS = (

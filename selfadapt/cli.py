@@ -239,7 +239,8 @@ def _predict(args: Namespace) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task("preparing", total=len(images))
+        first = "preparing" if torch.cuda.is_available() else args.method
+        task = progress.add_task(first, total=len(images))
         with closing(predict(method, images, bases, classes)) as results:
             for number, (path, result) in enumerate(results, start=1):
                 if isinstance(result, Exception):
@@ -248,7 +249,7 @@ def _predict(args: Namespace) -> int:
                     )
                 else:
                     notes |= {f"{path}: {n}": None for n in result.notes if n not in method.notes}
-                ready = number >= RECORD_AT or args.device == "cpu"
+                ready = number >= RECORD_AT or not torch.cuda.is_available()
                 name = args.method if ready else "preparing"
                 progress.update(task, advance=1, description=name)
     for note in notes:

@@ -209,6 +209,7 @@ class InTEnt(Method):
         failed = [f"{a:g}" for a, fine in zip(self.alphas, finite, strict=True) if not fine]
         notes: tuple[str, ...] = ()
         if failed:
+            self._check_overflow(image)
             notes = (f"the predictions with alpha {', '.join(failed)} are not finite",)
         if not any(finite):
             logits, notes = self._rescue(image, notes[0])

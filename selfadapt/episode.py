@@ -17,7 +17,7 @@ from torch.func import functional_call
 from selfadapt.fast import PLAIN, Fast
 from selfadapt.fast.reuse import Reuse
 from selfadapt.models.interface import Interface
-from selfadapt.norm import Drift, SaN
+from selfadapt.norm import Drift, SaN, normalizing_with
 
 Loss = Callable[[Tensor], Tensor]
 """A loss of the logits ``(1, C, H, W)``."""
@@ -80,12 +80,18 @@ class Episode:
 
     def step(self, image: Tensor, loss: Loss, lr: float) -> Tensor:
         """Take one step of plain gradient descent on a loss of the logits; return that loss."""
-        value, gradients = self.gradients(image, loss)
+        value, gradients = self.gradients(image, loss, again=True)
         self.descend(gradients, lr)
         return value
 
-    def gradients(self, image: Tensor, loss: Loss) -> tuple[Tensor, Gradients]:
-        """Return a loss of the logits, and its gradients by the tuned weights, in their order."""
+    def gradients(self, image: Tensor, loss: Loss, again: bool = False) -> tuple[Tensor, Gradients]:
+        """Return a loss of the logits, and its gradients by the tuned weights, in their order.
+
+        Args:
+            image: A raw image.
+            loss: The loss.
+            again: Gradients for this image will be asked for again, after a step.
+        """
         weights = list(self.tuned.values())
 
         def differentiate(logits: Tensor) -> tuple[Tensor, Gradients]:
@@ -100,7 +106,7 @@ class Episode:
             return value.detach(), torch.autograd.grad(value, weights, allow_unused=True)
 
         with torch.enable_grad():
-            return self._run(image, differentiate, again=self.fast.reuse)
+            return self._run(image, differentiate, again=again and self.fast.reuse)
 
     def descend(self, gradients: Gradients, lr: float) -> None:
         """Move the tuned weights against their gradients."""
@@ -162,6 +168,8 @@ class Episode:
                 from selfadapt.fast.fused import fusing  # needs Triton, which only GPUs have
 
                 stack.enter_context(fusing())
+            else:
+                stack.enter_context(normalizing_with(lambda *_: None))
             if reuse is not None:
                 stack.enter_context(reuse.running())
             yield

@@ -1,7 +1,6 @@
 """Images in, pictures out: any form of image as one tensor, and masks as a person can see them."""
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,13 +67,17 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
     if not path.exists():
         raise FileNotFoundError(f"there is no image file {path}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", PILImage.DecompressionBombWarning)
-            with PILImage.open(path) as picture:
-                return _from_pil(picture, channels, device)
+        with PILImage.open(path) as picture:
+            most = PILImage.MAX_IMAGE_PIXELS
+            if most is not None and picture.width * picture.height > most:
+                raise ValueError(
+                    f"{path} has more pixels than one image may have: {picture.width} x "
+                    f"{picture.height}, and {most} is the most"
+                )
+            return _from_pil(picture, channels, device)
     except UnidentifiedImageError as error:
         raise ValueError(f"{path} is not an image file that can be read") from error
-    except (PILImage.DecompressionBombError, PILImage.DecompressionBombWarning) as error:
+    except PILImage.DecompressionBombError as error:
         raise ValueError(f"{path} has more pixels than one image may have: {error}") from error
     except ValueError:
         raise

@@ -23,7 +23,7 @@ from selfadapt.checks import check_number
 from selfadapt.dropout import random_state, seeded
 from selfadapt.episode import Episode
 from selfadapt.fast import PLAIN, Fast
-from selfadapt.fast.graphs import Graphs, Maps
+from selfadapt.fast.graphs import Graphs, Maps, has_hooks
 from selfadapt.images import Image, load_image
 from selfadapt.models.detect import detect
 from selfadapt.models.families import Selection
@@ -85,8 +85,8 @@ class Method(ABC):
         max_pixels: Larger images are scaled down to this many pixels, and the result is brought
             back. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
         compare: Also predict with the network as trained, for before and after.
-        fast: Take shortcuts to the same result, on a GPU with bf16 arithmetic; a ``Fast`` says
-            which, False: none.
+        fast: Take shortcuts to the same result, on a GPU with 16-bit arithmetic. False: none; in
+            Python a ``Fast`` says which.
         interface: What the network takes and gives, where that is not found out by itself.
     """
 
@@ -160,20 +160,22 @@ class Method(ABC):
             return self._try(image, size)
         except Overflow:
             self._take_shortcuts(replace(self.fast, precision="bf16"))
+            self.notes += ("this network's numbers are too large for fp16: bf16 is taken",)
             return self._try(image, size)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, ValueError):
             raise
-        except RuntimeError as error:
-            if not image.is_cuda or self.fast == PLAIN:
+        except Exception as error:
+            if self.fast == PLAIN or (not image.is_cuda and isinstance(error, RuntimeError)):
                 raise
             shortcuts = self.fast
             self._take_shortcuts(PLAIN)
             try:
                 result = self._try(image, size)
-            except RuntimeError:
+            except Exception:
                 self._take_shortcuts(shortcuts)
                 raise
-            self.notes += (f"no shortcuts, this network failed with them: {error}",)
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self.notes += (f"no shortcuts, this network fails with them ({reason})",)
             return result
 
     def _take_shortcuts(self, fast: Fast) -> None:
@@ -248,7 +250,10 @@ class Method(ABC):
 
     def _episode(self, tuned: Collection[str] = ()) -> Episode:
         """Start an episode: the network, with its own copy of the weights to tune."""
-        return Episode(self.model, self.interface, tuned, self.fast)
+        fast = self.fast
+        if has_hooks(self.model):  # whoever looks on sees every run
+            fast = replace(fast, reuse=False)
+        return Episode(self.model, self.interface, tuned, fast)
 
     def _fused(
         self, network: Episode, image: Tensor, views: Iterable[View], size: Size | None = None
@@ -281,12 +286,13 @@ class Method(ABC):
 
     def _rescue(self, image: Tensor, trouble: str) -> tuple[Tensor, tuple[str, ...]]:
         """Return the logits of SaN, or else of the source network, and a note of what happened."""
+        if trouble.endswith("not finite"):
+            self._check_overflow(image)
         with lent(self.model):
             with self._lent_san():
                 logits = self._episode().logits(image)
             if finite(logits):
                 return logits, (f"{trouble}: this is the prediction with SaN, without adaptation",)
-            self._check_overflow(image)
             logits = self._source(image)
         if finite(logits):
             note = f"{trouble}, nor is SaN's: this is the prediction of the network as trained"

@@ -13,15 +13,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 HALVES = (torch.float16, torch.bfloat16)
 
 
 def can_mix(x: Tensor, *vectors: Tensor | None) -> bool:
-    """Say whether the kernels take these features, statistics, weight and bias."""
+    """Say whether the kernels take these features, statistics, weight and bias.
+
+    Not where somebody looks at the operations themselves: to export, compile or differentiate them.
+    """
     kinds = {vector.dtype for vector in vectors if vector is not None}
-    if len(x) != 1 or x.numel() == 0 or len(kinds) != 1 or torch.compiler.is_compiling():
+    if len(x) != 1 or x.numel() == 0 or len(kinds) != 1:
+        return False
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
+        return False
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     (kind,) = kinds
     if x.is_cuda:  # where steps have kernels of their own

@@ -44,7 +44,10 @@ _normalize: ContextVar[Normalize | None] = ContextVar("normalize", default=None)
 
 @contextmanager
 def normalizing_with(normalize: Normalize) -> Iterator[None]:
-    """Let SaN layers be computed by a function of layer and input in a ``with`` block."""
+    """Let SaN layers be computed by a function of layer and input in a ``with`` block.
+
+    In there gradients are taken once at most, so that quicker ways of computing them will do.
+    """
     token = _normalize.set(normalize)
     try:
         yield
@@ -118,7 +121,8 @@ class SaN:
         if self.san_alpha == 0 and self.san_drift is None:
             return super().forward(x)  # type: ignore[misc]
         vectors = self.running_mean, self.running_var, self.weight, self.bias
-        if self.san_base in PLAIN and can_mix(x, *vectors):
+        once = normalize is not None or not torch.is_grad_enabled()
+        if once and self.san_base in PLAIN and can_mix(x, *vectors):
             return self._mixed(x)
         mean, var = self._mixed_statistics(x)  # (B, C)
         if self.san_base in PLAIN:

@@ -1,7 +1,7 @@
 """How long an image may take: settings that go together, and steps that fit into a budget."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from selfadapt.checks import check_number
@@ -14,6 +14,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Settings that go together, chosen on the validation domain."""
+NEAR = 2
+"""Sizes that differ by no more than this factor take time in proportion to their pixels."""
+
+
+def as_tuple(numbers: Any) -> Any:
+    """Return lists and arrays as tuples, which can be compared; all else as it is."""
+    return tuple(numbers) if isinstance(numbers, Iterable) else numbers
 
 
 def with_preset(
@@ -28,12 +35,11 @@ def with_preset(
     """
     if preset is None:
         return given
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         guess, known = nearest(str(preset), PRESETS), ", ".join(PRESETS)
         raise ValueError(f"unknown preset {preset!r};{guess} known: {known}")
     for name, value in PRESETS[preset].items():
-        kept = tuple(given[name]) if isinstance(given[name], list) else given[name]
-        if kept not in (own[name].default, value):
+        if given[name] not in (own[name].default, value):
             raise ValueError(
                 f"the preset {preset!r} sets {name} to {value!r}, got {given[name]!r}; leave out "
                 "one of the two"
@@ -42,7 +48,7 @@ def with_preset(
 
 
 class Pace:
-    """Finds out how many steps fit into a budget. Time is in proportion to the pixels.
+    """Finds out how many steps fit into a budget.
 
     Args:
         budget_ms: Milliseconds for an image.
@@ -51,14 +57,14 @@ class Pace:
         >>> pace = Pace(50)
         >>> pace.steps(10, 100, measure=lambda steps: 0.020 + 0.005 * steps)
         6
-        >>> pace.steps(10, 200, measure=lambda steps: 1.0)  # known by now
-        1
+        >>> pace.steps(10, 150, measure=lambda steps: 1.0)  # known by now
+        2
     """
 
     def __init__(self, budget_ms: float) -> None:
         check_number("budget_ms", budget_ms, 0)
         self.seconds = budget_ms / 1000
-        self._of_pixel: tuple[float, float] | None = None  # a step, and all the rest
+        self._known: dict[int, tuple[float, float]] = {}  # by pixels: a step, and all the rest
 
     def steps(self, most: int, pixels: int, measure: Callable[[int], float]) -> int:
         """Return how many of ``most`` steps there is time for.
@@ -68,9 +74,13 @@ class Pace:
             pixels: Pixels of the image.
             measure: Returns the seconds an image takes with a number of steps.
         """
-        if self._of_pixel is None:
+        if not most:
+            return 0
+        near = min(self._known, key=lambda known: abs(known - pixels), default=0)
+        if not near / NEAR <= pixels <= near * NEAR:
             one, two = measure(1), measure(2)
-            step = max(two - one, 1e-6)
-            self._of_pixel = step / pixels, max(one - step, 0.0) / pixels
-        step, rest = (seconds * pixels for seconds in self._of_pixel)
-        return max(0, min(most, int((self.seconds - rest) / step + 1e-6)))
+            step = max(two - one, one / 100)
+            near, self._known[pixels] = pixels, (step, max(one - step, 0.0))
+        step, rest = (seconds * pixels / near for seconds in self._known[near])
+        fitting = (self.seconds - rest) / step + 1e-6
+        return most if fitting >= most else max(0, int(fitting))

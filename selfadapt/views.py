@@ -189,20 +189,18 @@ def _rounded(sums: Tensor) -> Tensor:
     return ((sums + 2 ** (PIL_BITS - 1)) / 2**PIL_BITS).floor().clamp(0, 255)
 
 
-@cache
 def pil_weights(length: int, new_length: int, device: torch.device) -> Tensor:
     """Return PIL's bilinear filter ``(new_length, length)``: whole numbers, in units of 2^-22."""
     scale = length / new_length
     support = max(scale, 1.0)
-    center = (np.arange(new_length) + 0.5) * scale
-    first = np.maximum((center - support + 0.5).astype(int), 0)
-    last = np.minimum((center + support + 0.5).astype(int), length)
-    at = np.arange(length)
-    weights = np.maximum(1 - np.abs((at - center[:, None] + 0.5) / support), 0)
-    weights *= (at >= first[:, None]) & (at < last[:, None])
-    weights /= weights.sum(axis=1, keepdims=True)
-    with torch.inference_mode(False):
-        return torch.from_numpy(np.floor(weights * 2**PIL_BITS + 0.5)).to(device)
+    center = (torch.arange(new_length, device=device, dtype=torch.float64)[:, None] + 0.5) * scale
+    first = (center - support + 0.5).trunc().clamp_min(0)
+    last = (center + support + 0.5).trunc().clamp_max(length)
+    at = torch.arange(length, device=device, dtype=torch.float64)
+    weights = (1 - ((at - center + 0.5) / support).abs()).clamp_min(0)
+    weights = weights * ((at >= first) & (at < last))
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    return (weights * 2**PIL_BITS + 0.5).floor()
 
 
 def constant(numbers: Sequence[float], like: Tensor) -> Tensor:

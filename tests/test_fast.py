@@ -151,5 +151,5 @@ def test_where_fp16_overflows_bf16_is_taken(
     monkeypatch.setattr(Episode, "_precision", lambda *_, **__: nullcontext())
     result = method(image)
     assert method.fast.precision == "bf16"
-    assert result.notes == ()
+    assert result.notes == ("this network's numbers are too large for fp16: bf16 is taken",)
     assert torch.equal(result.probs, SaNOnly(tiny, fast=False)(image).probs)

@@ -282,3 +282,44 @@ def test_an_error_in_a_frozen_layer_leaves_no_trace(tiny: nn.Module) -> None:
     assert_same(before, snapshot(tiny))
     handle.remove()
     assert torch.equal(method(image).probs, expected.probs)
+
+
+class Sideways(TinyNet):
+    """Passes features on by a list, which a part that is not run again would not fill."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features: list[Tensor] = []
+        self.encoder = Appending(self.features)
+
+    def forward(self, x: Tensor) -> Any:
+        self.encoder(x)
+        return super().forward(x) + 0 * self.features.pop().mean()
+
+
+class Appending(nn.Module):
+    def __init__(self, features: list[Tensor]) -> None:
+        super().__init__()
+        self.layer, self.features = nn.Conv2d(3, 2, 1), features
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features.append(self.layer(x))
+        return x * 1
+
+
+def test_features_that_are_passed_on_sideways_end_the_reuse() -> None:
+    model, image = seeded(Sideways), random_image()
+    expected = SelfAdapt(model, steps=3, fast=False, adapt=["head"])(image)
+    method = SelfAdapt(model, steps=3, adapt=["head"])
+    assert torch.equal(method(image).probs, expected.probs)
+    assert "no shortcuts, this network fails with them (IndexError" in method.notes[-1]
+    assert torch.equal(method(image).probs, expected.probs)
+
+
+def test_whoever_looks_on_sees_every_run() -> None:
+    model, image = seeded(TinyNet), random_image()
+    method = SelfAdapt(model, steps=4, scales=(0.5,), compare=False, adapt=["head"])
+    runs: list[int] = []
+    model.stem.register_forward_hook(lambda *_: runs.append(1))
+    method(image)
+    assert len(runs) == 2 + 4 + 1

@@ -26,11 +26,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "intent": {"alphas": ALPHAS},
     "ensemble": {"alpha": 0.1, "tta": False, "scales": SCALES, "views": None},
     "self-adapt": {
-        "alpha": 0.1, "psi": 0.7, "lr": None, "steps": 10, "scales": SCALES, "adapt": None,
+        "alpha": 0.1, "psi": 0.7, "lr": None, "steps": 10, "scales": SCALES, "step_scale": 1.0,
+        "final_scales": (), "final_weight": 0.5, "preset": None, "budget_ms": None, "adapt": None,
         "views": None,
     },
 }  # fmt: skip
-COMMON: dict[str, Any] = {"mode": "paper", "max_pixels": None, "compare": True, "interface": None}
+COMMON: dict[str, Any] = {
+    "mode": "paper", "max_pixels": None, "compare": True, "fast": True, "interface": None,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -103,7 +106,11 @@ def test_an_unknown_method_is_refused(tiny: nn.Module, name: Any, message: str) 
             "adapt",
             "'tent' has no setting 'adapt';.* it has steps, lr, alpha, mode, max",
         ),
-        ("source", "alpha", "no setting 'alpha';.* it has mode, max_pixels, compare, interface$"),
+        (
+            "source",
+            "alpha",
+            "no setting 'alpha';.* it has mode, max_pixels, compare, fast, interface$",
+        ),
         ("p-bn", "alpha", "no setting 'alpha'"),
         ("intent", "alpha", r"no setting 'alpha'; did you mean 'alphas'\?"),
         ("san", "psi", "no setting 'psi'; it has alpha, mode"),
@@ -270,6 +277,7 @@ WRONG_COMMON: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "max_pixels in official mode": (
         {"mode": "official", "max_pixels": 99}, ValueError, "cannot be set in official mode",
     ),
+    "fast": ({"fast": "yes"}, TypeError, "fast must be True, False or a Fast object, got 'yes'"),
     "interface": ({"interface": {}}, TypeError, "interface must be an Interface, got dict"),
     "interface of other channels": (
         {"interface": Interface(mean=(0.5,), std=(0.5,))}, ValueError, "each of the 3 input chann",

@@ -261,3 +261,29 @@ def test_gradients_flow_through_the_image_statistics() -> None:
     x = random_image(4, 5, channels=2).double()[None].requires_grad_()
     with selfadapt.san(nn.Sequential(layer), 0.5):
         assert torch.autograd.gradcheck(layer, x)
+
+
+def test_second_derivatives_of_san_are_right() -> None:
+    model = nn.Sequential(seeded_norm()).double()
+    x = torch.randn(1, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    with selfadapt.san(model, 0.5):
+        assert torch.autograd.gradgradcheck(model, x)
+
+
+def test_san_can_be_traced_and_differentiated_by_functions() -> None:
+    model, x = nn.Sequential(seeded_norm()), torch.randn(1, 3, 4, 5)
+    with selfadapt.san(model, 0.5):
+        expected = model(x)
+        with torch.no_grad():
+            torch.testing.assert_close(torch.jit.trace(model, x)(x), expected)
+            torch.testing.assert_close(model(x), expected)
+        slopes = torch.func.grad(lambda x: model(x).square().sum())(x)
+        _, change = torch.func.jvp(lambda x: model(x).square().sum(), (x,), (x,))
+        torch.testing.assert_close(change, (slopes * x).sum())
+
+
+def seeded_norm() -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(3).eval()
+    norm.running_mean.copy_(torch.tensor([0.1, -0.2, 0.3]))
+    norm.running_var.copy_(torch.tensor([0.5, 1.0, 2.0]))
+    return norm

@@ -20,8 +20,16 @@ def test_as_many_steps_are_taken_as_fit() -> None:
     assert pace.steps(10, 1000, measure) == 4
     assert pace.steps(3, 1000, measure) == 3
     assert pace.steps(10, 500, measure) == 10
-    assert pace.steps(10, 4000, measure) == 0
+    assert pace.steps(10, 2000, measure) == 0
+    assert pace.steps(0, 9000, measure) == 0
     assert calls == [1, 2]
+    assert pace.steps(10, 9000, measure) == 4, "so far away it is measured anew"
+    assert calls == [1, 2, 1, 2]
+
+
+def test_a_budget_without_end_takes_all_steps() -> None:
+    assert Pace(float("inf")).steps(7, 10, lambda steps: 1.0 * steps) == 7
+    assert Pace(1000).steps(7, 10, lambda steps: 1.0 / steps) == 1, "measured badly"
 
 
 def test_a_budget_changes_the_number_of_steps_and_says_so(tiny: nn.Module, image: Tensor) -> None:

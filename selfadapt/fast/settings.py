@@ -29,13 +29,17 @@ class Fast:
     channels_last: bool = True
     """Keep the channels of a pixel together in memory."""
     kernels: bool = True
-    """Normalise, add and take ReLU in one pass; take losses of scores before they are upsampled."""
+    """Normalise, add and take ReLU in one pass; take losses of scores before they are upsampled.
+    Needs ``channels_last``."""
     batches: bool = True
     """Run views of one size through the network together."""
     graphs: bool = True
     """Record what an image takes, and replay it for the next of the same size."""
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name != "precision" and not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
         if self.precision not in ("auto", "fp32", "bf16"):
             raise ValueError(f"precision must be auto, fp32 or bf16, got {self.precision!r}")
 
