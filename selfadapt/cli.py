@@ -134,6 +134,9 @@ def main(args: Sequence[str] | None = None) -> None:
         if words[0] in RECIPE_VERBS:
             print("the same command goes on from there", file=sys.stderr)
         code = 130
+    shared = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if shared and code in (0, 1):
+        torch.distributed.destroy_process_group()  # else its threads may abort the process
     sys.exit(code)
 
 
