@@ -78,7 +78,8 @@ class Timing:
     tflops: float
     """Operations of convolutions and matrix products a second, in 10^12."""
     of_card: float
-    """Their share of what a large matrix product reaches here."""
+    """Their share of what a large matrix product reaches here; convolutions can do better, with
+    algorithms that need fewer operations than are counted."""
     ratio: float
     """How many times faster than self-adaptation without shortcuts with as many steps."""
     views: float | None = None

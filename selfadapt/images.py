@@ -23,7 +23,7 @@ def load_image(
     channels: int = 3,
     *,
     normalized: bool = False,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> Tensor:
     """Return ``image`` as a float tensor ``(channels, H, W)``, in [0, 1] unless ``normalized``.
 

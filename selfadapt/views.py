@@ -161,7 +161,7 @@ def pil_resize(image: Tensor, size: Size) -> Tensor:
     levels = (image * 255).round().clamp(0, 255)
     if image.is_cuda:
         return _pil_resize_on_gpu(levels, size).to(image.dtype) / 255
-    channels = levels.byte().numpy()
+    channels = levels.byte().cpu().numpy()
     resized = np.stack([_pil_resize_channel(channel, size) for channel in channels])
     return torch.from_numpy(resized).to(image).div(255)
 

@@ -31,7 +31,6 @@ FACTS = {
     *(getattr(Tensor, name).__get__ for name in PROPERTIES),
 }  # fmt: skip
 """What can be asked of a tensor that is not computed."""
-HALVES = (torch.bfloat16, torch.float16)
 CLASSIFIER = 64
 """A 1x1 convolution with a bias and no more outputs than these counts as a classifier."""
 
@@ -203,7 +202,7 @@ class Fusing(TorchFunctionMode):
 
 def _in_full_precision(interpolate: Callable[..., Tensor], x: Tensor, **kwargs: Any) -> Tensor:
     """Upsample what may be scores in float32: between 16-bit numbers there is little."""
-    if x.dim() == 4 and x.shape[1] <= launch.MAX_CLASSES and x.dtype in HALVES:
+    if x.dim() == 4 and x.shape[1] <= launch.MAX_CLASSES and x.dtype in launch.HALVES:
         x = x.float()
     return interpolate(x, **kwargs)
 

@@ -16,6 +16,7 @@ FOUR, EIGHT = 528, 1056
 """Programs that add up: four or eight on each processor of an H200."""
 SPLITS = 256
 """Chunks that the pixels of a sample are divided into, at most."""
+HALVES = (torch.bfloat16, torch.float16)
 MAX_CLASSES = 256
 """More scores than these are upsampled as usual."""
 
@@ -27,7 +28,7 @@ def channels_are_last(x: Tensor) -> bool:
 
 def takes_features(x: Tensor) -> bool:
     """Say whether features can be normalised by the kernels."""
-    kinds = (torch.bfloat16, torch.float16, torch.float32)
+    kinds = (*HALVES, torch.float32)
     return x.is_cuda and x.dtype in kinds and x.numel() > 0 and channels_are_last(x)
 
 
@@ -41,8 +42,7 @@ def takes_scores(scores: Tensor) -> bool:
 
 def takes_products(x: Tensor) -> bool:
     """Say whether 1x1 convolutions are faster as matrix products."""
-    halves = (torch.bfloat16, torch.float16)
-    return x.is_cuda and x.dtype in halves and torch.is_autocast_enabled("cuda")
+    return x.is_cuda and x.dtype in HALVES and torch.is_autocast_enabled("cuda")
 
 
 def _tiles(x: Tensor) -> tuple[int, tuple[int, int, int]]:
