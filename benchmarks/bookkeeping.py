@@ -20,10 +20,11 @@ from selfadapt import create_model
 from selfadapt.data import Sample
 from selfadapt.devices import find_device
 from selfadapt.images import load_image
+from selfadapt.journal import Journal
 from selfadapt.protocol import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
 from selfadapt.protocol.domains import Domain
 from selfadapt.protocol.evaluate import Evaluation, Loaded
-from selfadapt.protocol.journal import Journal
+from selfadapt.protocol.rows import Key
 from selfadapt.protocol.trials import trial_of
 
 
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--model", default="deeplabv1_resnet50")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--plain", action="store_true", help="segment without shortcuts")
     args = parser.parse_args()
     device = find_device(args.device)
     look = {"dataset": "streets", "limit": args.images}
@@ -52,7 +54,7 @@ def main() -> None:
         networks={"net": NetworkConfig(place=args.model)},
         validation=DomainConfig(**look, split="dusk"),
         targets=[DomainConfig(**look, split="night")],
-        methods=[MethodConfig(method="san")],
+        methods=[MethodConfig(method="san", settings={"fast": False} if args.plain else {})],
     )
     rng = np.random.default_rng(0)
     picture = rng.integers(0, 255, (args.height, args.width, 3), np.uint8)
@@ -62,11 +64,11 @@ def main() -> None:
     domains = [Domain(one, one.open(config.space)) for one in config.domains]
     models = {"net": create_model(args.model).to(device)}
     with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder))
+        journal = Journal(Path(folder), Key)
         run = OneImage(config, domains, models, journal)
-        run.loaded = Loaded(
-            Sample("one", Image.fromarray(picture), label), image, torch.from_numpy(label)
-        )
+        sample = Sample("one", Image.fromarray(picture), label)
+        true = torch.from_numpy(label)
+        run.loaded = Loaded(sample, image, true.pin_memory() if device.type == "cuda" else true)
         with run.progress() as progress:
             run.measure(domains[0], [trial], "warm-up", progress)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -22,7 +22,7 @@ from selfadapt import create_method, open_model
 from selfadapt.devices import find_device
 from selfadapt.images import enlarged
 from selfadapt.methods import Segments
-from selfadapt.predict import plan_outputs, predict, read_image, write_result
+from selfadapt.predict import predict, read_image, write_result
 from selfadapt.streets import render
 
 Paths = Sequence[Path]
@@ -70,7 +70,7 @@ def main() -> None:
         for _ in range(args.repeats):
             for name, run in (("one by one", one_by_one), ("streaming", streaming)):
                 with tempfile.TemporaryDirectory(dir=folder) as output:
-                    bases = plan_outputs(images, Path(output), overwrite=False)
+                    bases = [Path(output) / image.stem for image in images]
                     start = time.perf_counter()
                     run(method, images, bases, classes)
                     seconds[name].append(time.perf_counter() - start)

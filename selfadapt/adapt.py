@@ -141,18 +141,17 @@ class SelfAdapt(Method):
         """Fit the network to the pseudo-label; return the loss before each step."""
         loss = partial(F.cross_entropy, target=label[None], ignore_index=ignore)
         with self._loop_statistics():
-            losses = [network.step(image, loss, self.lr) for _ in range(self._num_steps)]
-        return torch.stack(losses) if losses else image.new_empty(0)
+            step = partial(network.step, image, loss, self.lr)
+            return self._take_steps(step, self._num_steps, image)
 
     def _predicted(self, network: Episode, image: Tensor) -> Tensor:
         """Return the logits of the adapted network, averaged with its views where that is asked."""
         logits = network.logits(image)
         if not self._final_views:
             return logits
-        probs = logits.softmax(dim=1).lerp(
-            self._fused(network, image, self._final_views)[None], self.final_weight
-        )
-        return probs.clamp_min(1e-30).log()
+        mean = self._fused(network, image, self._final_views)[None]
+        probs = logits.softmax(dim=1).lerp_(mean, self.final_weight)
+        return probs.clamp_min_(1e-30).log_()
 
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         views_failed, unsure, *losses = maps["numbers"].tolist()
@@ -175,7 +174,11 @@ class SelfAdapt(Method):
         if self._pace is None:
             return super()._segment(image, size)
         measure = partial(self._seconds, image, size)
-        self._num_steps = self._pace.steps(self.steps, image[0].numel(), measure)
+        watcher, self.on_step = self.on_step, None  # measuring takes steps as well
+        try:
+            self._num_steps = self._pace.steps(self.steps, image[0].numel(), measure)
+        finally:
+            self.on_step = watcher
         result = super()._segment(image, size)
         if self._num_steps == self.steps:
             return result

@@ -118,6 +118,7 @@ def run_bench(
     repeats: int = 10,
     seconds: float = 20,
     say: Callable[[str], None] = print,
+    keep: Callable[[list[Timing]], None] = lambda rows: None,
 ) -> list[Timing]:
     """Time every network at every size; a network that needs a library that is missing is left out.
 
@@ -130,6 +131,7 @@ def run_bench(
         repeats: Runs of each work, after those that prepare.
         seconds: Fewer runs where they would take longer than this.
         say: Takes a line for each row.
+        keep: Takes all rows there are, after each network and size.
     """
     parsed, steps = [parse_size(size) for size in sizes], sorted(set(steps))
     half: Precision = "fp32" if Fast().half(device) is None else "bf16"
@@ -157,6 +159,7 @@ def run_bench(
                 say(_line(row))
                 block.append(row)
             rows += compared(block)
+            keep(rows)
     return rows
 
 

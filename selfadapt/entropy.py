@@ -5,6 +5,7 @@ H(p) = - sum_c p_c log p_c, averaged over the pixels
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -47,9 +48,9 @@ class _MinimisesEntropy(Method):
         with self._lent_san():
             network = self._episode(self.selection.names)
             with self._loop_statistics():
-                losses = [self._step(network, image) for _ in range(self.steps)]
+                losses = self._take_steps(partial(self._step, network, image), self.steps, image)
             logits = network.logits(image)
-        return {"logits": logits, "losses": torch.stack(losses) if losses else image.new_empty(0)}
+        return {"logits": logits, "losses": losses}
 
     def _step(self, network: Episode, image: Tensor) -> Tensor:
         """Take one step; return the entropy before it."""

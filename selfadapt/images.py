@@ -66,6 +66,8 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
         raise ValueError(f"an image file is needed, but {path} is a folder")
     if not path.exists():
         raise FileNotFoundError(f"there is no image file {path}")
+    if not path.is_file():
+        raise ValueError(f"an image must be a file, but {path} is a pipe or a device")
     try:
         with PILImage.open(path) as picture:
             most = PILImage.MAX_IMAGE_PIXELS
@@ -78,7 +80,7 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
     except UnidentifiedImageError as error:
         raise ValueError(f"{path} is not an image file that can be read") from error
     except PILImage.DecompressionBombError as error:
-        raise ValueError(f"{path} has more pixels than one image may have: {error}") from error
+        raise ValueError(f"{path} has more pixels than one image may have") from error
     except ValueError:
         raise
     except Exception as error:  # decoders of damaged files fail in any way

@@ -8,7 +8,7 @@ lent out, times and notes are taken, and a prediction that is worthless falls ba
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -27,12 +27,21 @@ from selfadapt.fast.graphs import Graphs, Maps, has_hooks
 from selfadapt.images import Image, load_image
 from selfadapt.models.detect import detect
 from selfadapt.models.families import Selection
-from selfadapt.models.interface import Interface, held, lent
+from selfadapt.models.interface import LOWEST, Interface, held, lent
 from selfadapt.names import nearest
 from selfadapt.norm import Alpha, SaN, SaNReport, find_san, image_statistics, lent_san
 from selfadapt.pseudo import fuse
 from selfadapt.result import Result
-from selfadapt.views import OfficialView, Size, View, pil_resize, resize, size_of, usable_views
+from selfadapt.views import (
+    OfficialView,
+    Size,
+    View,
+    pil_resize,
+    resize,
+    size_of,
+    undo_together,
+    usable_views,
+)
 
 ModeName = Literal["paper", "official"]
 
@@ -64,6 +73,10 @@ class Overflow(ArithmeticError):
     """A prediction in fp16 is not finite."""
 
 
+class Stopped(Exception):
+    """Whoever looks on, see ``Method.on_step``, does not want the image any more."""
+
+
 class Common(TypedDict, total=False):
     """Settings that every method takes, see ``Method``."""
 
@@ -89,6 +102,10 @@ class Method(ABC):
             Python a ``Fast`` says which.
         interface: What the network takes and gives, where that is not found out by itself.
     """
+
+    on_step: Callable[[int, float], None] | None = None
+    """Called after each gradient step with its number, from 1, and the loss before it. Raise
+    ``Stopped`` in it to give the image up. Where shortcuts fail, steps begin anew."""
 
     def __init__(
         self,
@@ -143,7 +160,8 @@ class Method(ABC):
         with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), held(self.model):
             whole = self._load(image, normalized)
             image = self._within_budget(whole)
-            result = self._segment(image, size_of(whole))
+            with torch.cuda.device_of(whole):  # kernels are started on the current device
+                result = self._segment(image, size_of(whole))
             if whole.is_cuda:
                 torch.cuda.synchronize(whole.device)
         notes = self.notes + result.notes
@@ -162,7 +180,7 @@ class Method(ABC):
             self._take_shortcuts(replace(self.fast, precision="bf16"))
             self.notes += ("this network's numbers are too large for fp16: bf16 is taken",)
             return self._try(image, size)
-        except (torch.OutOfMemoryError, ValueError):
+        except (torch.OutOfMemoryError, ValueError, Stopped):
             raise
         except Exception as error:
             if self.fast == PLAIN or (not image.is_cuda and isinstance(error, RuntimeError)):
@@ -183,7 +201,7 @@ class Method(ABC):
         self._graphs = Graphs(self.model)
 
     def _try(self, image: Tensor, size: Size) -> Result:
-        if self.fast.graphs and image.is_cuda:
+        if self.fast.graphs and image.is_cuda and self.on_step is None:
             settings = tuple(v for v in vars(self).values() if isinstance(v, SETTINGS))
             maps = self._graphs(self._compute_all, image, settings)
         else:
@@ -259,13 +277,21 @@ class Method(ABC):
         self, network: Episode, image: Tensor, views: Iterable[View], size: Size | None = None
     ) -> Tensor:
         """Return the mean prediction over views, in the image plane, or at another size."""
-        together = self.fast.batches and image.is_cuda
-        size = size or size_of(image)
-        return fuse(
-            view.undo(probs, size)
-            for group in (_by_size(views, size_of(image)) if together else ([v] for v in views))
-            for view, probs in zip(group, _probs_of(network, group, image), strict=True)
-        )
+        views, size = list(views), size or size_of(image)
+        if self.fast.batches and image.is_cuda:
+            return fuse(self._grouped(network, image, views, size), len(views))
+        return fuse(view.undo(network.probs(view.make(image)), size) for view in views)
+
+    def _grouped(
+        self, network: Episode, image: Tensor, views: Sequence[View], size: Size
+    ) -> Iterator[Tensor]:
+        """Yield sums of predictions on views, those of one size in one go."""
+        for group in _by_size(views, size_of(image)):
+            if len(group) == 1:
+                yield group[0].undo(network.probs(group[0].make(image)), size)
+            else:
+                probs = network.probs(torch.stack([view.make(image) for view in group]))
+                yield from undo_together(group, probs, size)
 
     def _lent_san(self) -> AbstractContextManager[None]:
         """Lend the network SaN with the method's alpha."""
@@ -275,6 +301,15 @@ class Method(ABC):
         """Set the statistics BatchNorm uses in a loop of steps, which the modes differ in."""
         drift = MODES[self.mode].drift
         return nullcontext() if drift is None else image_statistics(self.model, drift)
+
+    def _take_steps(self, step: Callable[[], Tensor], num: int, image: Tensor) -> Tensor:
+        """Take so many steps, and tell whoever looks on; return the loss before each."""
+        losses: list[Tensor] = []
+        while len(losses) < num:
+            losses.append(step())
+            if self.on_step is not None:
+                self.on_step(len(losses), float(losses[-1]))
+        return torch.stack(losses) if losses else image.new_empty(0)
 
     def _sound(
         self, image: Tensor, logits: Tensor, trouble: str | None = None
@@ -348,16 +383,11 @@ def _by_size(views: Iterable[View], size: Size) -> list[list[View]]:
     return list(groups.values())
 
 
-def _probs_of(network: Episode, views: Sequence[View], image: Tensor) -> Iterable[Tensor]:
-    if len(views) == 1:
-        return [network.probs(views[0].make(image))]
-    return network.probs(torch.stack([view.make(image) for view in views]))
-
-
 def probs_at(logits: Tensor, size: Size) -> Tensor:
     """Return class probabilities ``(C, H, W)`` at a size, from scores ``(1, C, h, w)``."""
-    logits = logits[0] if size_of(logits) == size else brought_back(logits[0], size)
-    return logits.softmax(dim=0)
+    if size_of(logits) != size:
+        logits = brought_back(logits[0].clamp_min(LOWEST), size)[None]
+    return logits[0].softmax(dim=0)
 
 
 def brought_back(maps: Tensor, size: Size) -> Tensor:

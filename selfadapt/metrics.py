@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from selfadapt.fast.settings import has_kernels
 from selfadapt.labels import ClassSpace
 from selfadapt.pseudo import IGNORE
 
@@ -96,20 +97,49 @@ def count(label: Tensor, probs: Tensor) -> Counts:
                 [1, 0]])
     """
     num = len(probs)
-    confidence, predicted = probs.max(dim=0)
-    true = label.long().masked_fill(label == IGNORE, num)  # a row of its own, dropped at the end
-    confusion = torch.bincount((true * num + predicted).flatten(), minlength=(num + 1) * num)
-    place = true * BINS + (confidence.double() * BINS).long().clamp(0, BINS - 1)
-    hit = predicted == true
-    both = torch.bincount((place * 2 + hit).flatten(), minlength=(num + 1) * BINS * 2)
-    units = (confidence.double() * UNIT).round().flatten()
-    trust = torch.bincount(place.flatten(), units, minlength=(num + 1) * BINS).long()
+    cells = (num + 1) * num, (num + 1) * BINS * 2, (num + 1) * BINS  # a row for what is wrong
+    sums = (_sums_on_gpu if _has_kernel(probs) else _sums)(label, probs, cells)
+    confusion, both, trust = sums.cpu().split(cells)
+    if wrong := int(confusion[-num:].sum()):
+        raise ValueError(
+            f"{wrong} pixels cannot be counted: labels must be 0 to {num - 1} or {IGNORE}, and "
+            "probabilities numbers"
+        )
     both = both.reshape(num + 1, BINS, 2)[:num]
-    sums = torch.stack([both.sum(dim=2), both[..., 1], trust.reshape(num + 1, BINS)[:num]])
-    tens = _coarse(sums, 10)
+    bins = torch.stack([both.sum(dim=2), both[..., 1], trust.reshape(num + 1, BINS)[:num]])
+    tens = _coarse(bins, 10)
     gaps = (tens[1] * UNIT - tens[2]).abs().sum(dim=1)
-    confusion = confusion.reshape(num + 1, num)[:num]
-    return Counts(confusion.cpu(), sums.sum(dim=1).cpu(), gaps.cpu())
+    return Counts(confusion.reshape(num + 1, num)[:num], bins.sum(dim=1), gaps)
+
+
+Cells = tuple[int, int, int]
+"""How many sums there are: of pixels by true and predicted class, of pixels by true class, bin of
+confidence and whether it is a hit, and of units of confidence by true class and bin."""
+
+
+def _sums(label: Tensor, probs: Tensor, cells: Cells) -> Tensor:
+    """Add up the pixels of an image in their cells, one kind after the other."""
+    num, known = len(probs), label != IGNORE
+    confidence, predicted = (found[known] for found in probs.max(dim=0))
+    true = label[known].long()
+    wrong = (true < 0) | (true >= num) | confidence.isnan()
+    true, confidence = true.masked_fill(wrong, num), confidence.double().nan_to_num()
+    place = true * BINS + (confidence * BINS).long().clamp_(0, BINS - 1)
+    confusion = torch.bincount(true * num + predicted, minlength=cells[0])
+    both = torch.bincount(place * 2 + (predicted == true), minlength=cells[1])
+    trust = torch.bincount(place, (confidence * UNIT).round_(), minlength=cells[2]).long()
+    return torch.cat((confusion, both, trust))
+
+
+def _sums_on_gpu(label: Tensor, probs: Tensor, cells: Cells) -> Tensor:
+    """Do the same in one pass over memory."""
+    from selfadapt.fast.tally import add_pixels  # needs Triton, which only GPUs have
+
+    return add_pixels(label, probs, sum(cells), IGNORE=IGNORE, BINS=BINS, UNIT=UNIT)
+
+
+def _has_kernel(probs: Tensor) -> bool:
+    return probs.dtype == torch.float32 and probs.is_cuda and has_kernels(probs.device)
 
 
 def ece(counts: Counts, num_bins: int = 10) -> float:
@@ -165,10 +195,11 @@ def in_space(probs: Tensor, classes: Sequence[str], space: ClassSpace) -> Tensor
     places = [space.index(name) for name in classes]
     if places == list(range(len(space.names))):
         return probs
-    index = torch.tensor(places, device=probs.device)
-    known = index != IGNORE
     merged = probs.new_zeros(len(space.names), *probs.shape[1:])
-    return merged.index_add(0, index[known], probs[known])
+    for prob, place in zip(probs, places, strict=True):
+        if place != IGNORE:
+            merged[place] += prob
+    return merged
 
 
 class Score:

@@ -9,8 +9,8 @@ from selfadapt.names import nearest
 
 PRESETS: dict[str, dict[str, Any]] = {
     "realtime": {
-        "mode": "paper", "scales": (0.25, 0.5), "steps": 2, "lr": 0.015, "step_scale": 0.75,
-        "final_scales": (0.5,), "final_weight": 0.65,
+        "mode": "paper", "scales": (0.25, 0.5), "steps": 2, "lr": 0.015, "step_scale": 0.625,
+        "final_scales": (0.5,), "final_weight": 0.6,
     },
 }  # fmt: skip
 """Settings that go together, chosen on the validation domain."""

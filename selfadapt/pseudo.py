@@ -14,10 +14,14 @@ def ignore_label(num_classes: int) -> int:
     return IGNORE if num_classes <= IGNORE else -1
 
 
-def fuse(probs: Iterable[Tensor]) -> Tensor:
+def fuse(probs: Iterable[Tensor], num_views: int | None = None) -> Tensor:
     """Return the mean of the views' class probabilities, each ``(C, H, W)`` (Eq. 1).
 
     The views are taken one at a time, so that they never all lie in memory.
+
+    Args:
+        probs: The probabilities, or sums of those of several views.
+        num_views: How many views there are. None: as many as maps.
 
     Example:
         >>> import torch
@@ -26,11 +30,14 @@ def fuse(probs: Iterable[Tensor]) -> Tensor:
     """
     total, num = None, 0
     for view_probs in probs:
-        total = view_probs.clone() if total is None else total.add_(view_probs)
         num += 1
+        if total is None:
+            total = view_probs
+        else:  # the first map may be somebody else's, the sum is not
+            total = total.add_(view_probs) if num > 2 else total + view_probs
     if total is None:
         raise ValueError("at least one view is needed to make a pseudo-label, got none")
-    return total.div_(num)
+    return total.div_(num_views or num) if num > 1 else total / (num_views or num)
 
 
 def pseudo_label(

@@ -97,6 +97,20 @@ class OfficialView(View):
         return F.interpolate(probs[None], size, mode="bilinear", align_corners=True)[0]
 
 
+def undo_together(views: Sequence[View], probs: Iterable[Tensor], size: Size) -> Iterable[Tensor]:
+    """Bring what was predicted on views of one size back to an image of ``size``.
+
+    Resizing a sum is the same as adding up what was resized, so that once is enough: then there is
+    one map, the sum. Views that are undone in ways of their own give a map each.
+    """
+    ways = {type(view).undo for view in views}
+    if len(ways) > 1 or not ways <= {View.undo, OfficialView.undo}:
+        return (view.undo(one, size) for view, one in zip(views, probs, strict=True))
+    upright = [one.flip(-1) if view.flip else one for view, one in zip(views, probs, strict=True)]
+    total = upright[0] if len(upright) == 1 else torch.stack(upright).sum(dim=0)
+    return [replace(views[0], flip=False).undo(total, size)]
+
+
 def paper_views(scales: float | Sequence[float] = SCALES) -> tuple[View, ...]:
     """Return the paper's views: each scale plain, and flipped in gray.
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import interpreter  # noqa: F401
+from selfadapt import metrics
 from selfadapt.fast import launch
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
@@ -234,3 +235,37 @@ def test_what_cannot_be_taken_is_left() -> None:
     assert not launch.takes_features(x.to(memory_format=torch.channels_last)), "on the CPU"
     assert not launch.takes_scores(x)
     assert not launch.takes_products(x)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int64])
+@pytest.mark.parametrize("size", [(19, 37, 53), (2, 1, 1), (5, 16, 16)])
+def test_pixels_are_counted_as_without_the_kernel(
+    size: tuple[int, int, int], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    probs = (torch.randn(size, generator=generator) * 2).softmax(dim=0)
+    probs[:, 0, 0] = torch.eye(size[0])[0]  # sure
+    probs[:, -1, -1] = 1 / size[0]  # the first of equals
+    label = torch.randint(size[0] + 1, size[1:], generator=generator)
+    label[label == size[0]] = 255
+    expected = metrics.count(label.to(kind), probs)
+    monkeypatch.setattr(metrics, "_has_kernel", lambda probs: True)
+    found = metrics.count(label.to(kind), probs)
+    for name, value in vars(expected).items():
+        assert torch.equal(getattr(found, name), value), name
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("what", ["label", "first", "last"])
+def test_what_cannot_be_counted_is_refused(
+    what: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "_has_kernel", lambda probs: kernel)
+    probs, label = torch.rand(3, 4, 5).softmax(dim=0), torch.full((4, 5), 2)
+    label[0, 0] = 255
+    if what == "label":
+        label[1, 1] = 7
+    else:
+        probs[0 if what == "first" else 2, 1, 1] = torch.nan
+    with pytest.raises(ValueError, match="1 pixels cannot be counted: labels must be 0 to 2 or"):
+        metrics.count(label, probs)

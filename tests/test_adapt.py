@@ -564,3 +564,15 @@ def test_a_compiled_model_is_adapted_behind_its_compiler(tiny: nn.Module, image:
     compiled = torch.compile(tiny, backend="eager")
     expected = SelfAdapt(tiny, steps=1)(image).probs
     assert torch.equal(SelfAdapt(compiled, steps=1)(image).probs, expected)
+
+
+@pytest.mark.parametrize("max_pixels", [None, 400])
+def test_a_class_masked_with_minus_infinity_stays_out_at_any_size(max_pixels: int | None) -> None:
+    def masked(scores: Tensor) -> Tensor:
+        return scores.masked_fill(torch.tensor([False, True, False])[:, None, None], -torch.inf)
+
+    method = SelfAdapt(seeded(lambda: TinyNet(form=masked)), steps=2, max_pixels=max_pixels)
+    result = method(random_image(33, 47))
+    assert torch.isfinite(result.probs).all()
+    assert result.probs[1].max() == 0
+    assert len(result.losses) == 2

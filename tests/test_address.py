@@ -251,7 +251,7 @@ def test_open_model_takes_a_file_or_an_address(tmp_path: Path) -> None:
     opened = selfadapt.open_model("smp:Unet/resnet18", weights=tmp_path / "w.pth")
     assert len(opened.spec.classes) == 3
     for name in ("smp:Unet/resnet18", "hrnet_w18"):
-        with pytest.raises(ValueError, match="comes without weights: give weights=FILE, of the"):
+        with pytest.raises(ValueError, match="comes without weights: give those of the whole"):
             selfadapt.open_model(name)
     with pytest.raises(ValueError, match="comes without weights"):
         selfadapt.open_model("torchvision:fcn_resnet50", classes=3)

@@ -47,6 +47,24 @@ def test_every_work_is_timed_and_written(tmp_path: Path, capsys: Any) -> None:
     assert (tmp_path / "out/bench.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_bench_that_is_there_is_not_replaced(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "bench.json").write_text("kept")
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "--device", "cpu", "-o", str(tmp_path)])
+    assert end.value.code == 2
+    assert "bench.json would be replaced" in capsys.readouterr().err
+    assert (tmp_path / "bench.json").read_text() == "kept"
+
+
+def test_rows_are_kept_as_they_come() -> None:
+    kept: list[int] = []
+    run_bench(
+        ["deeplabv1_resnet18_slim"], ["32x32", "48x32"], [1], device=torch.device("cpu"),
+        repeats=1, say=lambda _: None, keep=lambda rows: kept.append(len(rows)),
+    )  # fmt: skip
+    assert kept == [6, 12]
+
+
 def test_a_network_that_cannot_be_built_is_left_out(monkeypatch: Any) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError("pip install it")

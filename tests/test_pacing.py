@@ -67,7 +67,7 @@ def test_wrong_settings_are_explained(case: str, tiny: nn.Module) -> None:
 
 def test_settings_of_a_preset_may_be_given_if_they_are_the_same(tiny: nn.Module) -> None:
     method = SelfAdapt(tiny, preset="realtime", steps=2, scales=[0.25, 0.5])
-    assert (method.steps, method.step_scale) == (2, 0.75)
+    assert (method.steps, method.step_scale) == (2, 0.625)
 
 
 def test_steps_on_a_smaller_image_adapt_at_that_size(tiny: nn.Module) -> None:

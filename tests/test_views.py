@@ -8,7 +8,15 @@ from PIL import ImageOps
 from torch import Tensor
 
 from conftest import random_image
-from selfadapt.views import OfficialView, View, every_view, paper_views, pil_resize, resize
+from selfadapt.views import (
+    OfficialView,
+    View,
+    every_view,
+    paper_views,
+    pil_resize,
+    resize,
+    undo_together,
+)
 
 sizes = st.tuples(st.integers(1, 70), st.integers(1, 70))
 scales = st.floats(0.05, 2.5)
@@ -105,3 +113,25 @@ def test_views_work_on_any_dtype() -> None:
     image: Tensor = random_image().double()
     assert View(0.5, gray=True).make(image).dtype == torch.float64
     assert OfficialView(0.5, gray=True).make(image).dtype == torch.float64
+
+
+@pytest.mark.parametrize("kind", [View, OfficialView])
+def test_views_of_one_size_are_undone_together(kind: type[View]) -> None:
+    views = [kind(0.5), kind(0.5, True, True), kind(0.5, True)]
+    probs = torch.rand(3, 5, 20, 30, generator=torch.Generator().manual_seed(0))
+    (total,) = undo_together(views, probs, (41, 60))
+    expected = sum(view.undo(one, (41, 60)) for view, one in zip(views, probs, strict=True))
+    torch.testing.assert_close(total, expected)
+
+
+def test_a_view_undone_in_its_own_way_keeps_it() -> None:
+    class Squared(View):
+        def undo(self, probs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+            return super().undo(probs, size) ** 2
+
+    probs = torch.rand(2, 5, 20, 30, generator=torch.Generator().manual_seed(0))
+    for views in ([Squared(0.5)] * 2, [View(0.5), OfficialView(0.5, True)]):
+        found = list(undo_together(views, probs, (40, 60)))
+        assert len(found) == 2
+        for view, one, undone in zip(views, probs, found, strict=True):
+            assert torch.equal(undone, view.undo(one, (40, 60)))

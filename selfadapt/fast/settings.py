@@ -62,7 +62,7 @@ class Fast:
 
     def fuses(self, device: torch.device) -> bool:
         """Say whether operations are joined."""
-        return self.kernels and self.keeps_channels_last(device) and _has_kernels(device)
+        return self.kernels and self.keeps_channels_last(device) and has_kernels(device)
 
 
 PLAIN = Fast(
@@ -72,6 +72,7 @@ PLAIN = Fast(
 
 
 @cache
-def _has_kernels(device: torch.device) -> bool:
+def has_kernels(device: torch.device) -> bool:
+    """Say whether a GPU can run the kernels."""
     found = find_spec("triton") is not None
     return found and torch.cuda.get_device_capability(device) >= (8, 0)

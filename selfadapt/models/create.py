@@ -95,7 +95,10 @@ def open_model(
         raise FileNotFoundError(f"there is no file {name}")
     published = is_foreign(name) or (find_architecture(name).pretrained and classes is None)
     if weights in (None, "imagenet") and not published:
-        raise ValueError(f"{name} comes without weights: give weights=FILE, of the whole network")
+        raise ValueError(
+            f"{name} comes without weights: give those of the whole network, weights=FILE or "
+            "--weights FILE"
+        )
     spec = ModelSpec(name, () if classes is None else class_names(classes))
     return _created(spec, weights, trust=trust, whole=True)
 

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from selfadapt.views import constant
 
 OUTPUT_KEYS = ("out", "logits", "pred")
+LOWEST = -1e30
+"""As good as minus infinity, and still a number when it is multiplied by 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,17 @@ class Interface:
     def finish(self, output: Any, x: Tensor) -> Tensor:
         """Return class scores at the size of ``x`` ``(..., H, W)`` from the network's output."""
         height, width = x.shape[-2:]
+        logits = self.class_logits(output)
+        size = (height, width)
+        if self.size is None:
+            size = (height + self._missing(height), width + self._missing(width))
+        if logits.shape[-2:] != size:
+            logits = logits.clamp_min(LOWEST)
+            logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
+        return logits[..., :height, :width]
+
+    def class_logits(self, output: Any) -> Tensor:
+        """Return a score for every class ``(B, C, h, w)`` from the network's output."""
         logits = self.scores(output)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.activated == "sigmoid" or (self.activated and logits.shape[1] == 1):
@@ -120,12 +133,7 @@ class Interface:
             logits = logits.clamp_min(1e-6).log()
         if logits.shape[1] == 1:
             logits = torch.cat((torch.zeros_like(logits), logits), dim=1)
-        size = (height, width)
-        if self.size is None:
-            size = (height + self._missing(height), width + self._missing(width))
-        if logits.shape[-2:] != size:
-            logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
-        return logits[..., :height, :width]
+        return logits
 
     def _missing(self, length: int) -> int:
         """Return how many pixels are to be added to one side of an image."""

@@ -1,8 +1,10 @@
 """What it takes to build a network anew: its name, classes and options."""
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from selfadapt.dropout import add_dropout, check_rate
@@ -75,3 +77,13 @@ class ModelSpec:
                     f"{option} of {self.name} must be one of "
                     f"{', '.join(map(repr, architecture.options[option]))}, got {value!r}"
                 )
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a short text that changes with any tensor of a network, its classes and its input."""
+    about = getattr(model, "spec", None), getattr(model, "interface", None)
+    digest = hashlib.sha256(repr(about).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

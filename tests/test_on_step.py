@@ -1,0 +1,102 @@
+"""Whoever looks on is told of each step, may end it, and changes nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import assert_same, snapshot
+from selfadapt import SelfAdapt, create_method
+from selfadapt.method import Stopped
+
+STEPPING = ("self-adapt", "tent", "entropy", "memo")
+
+
+def told(method: Any) -> list[tuple[int, float]]:
+    """Take down from now on what the method tells of its steps."""
+    calls: list[tuple[int, float]] = []
+    method.on_step = lambda number, loss: calls.append((number, loss))
+    return calls
+
+
+@pytest.mark.parametrize("mode", ["paper", "official"])
+@pytest.mark.parametrize("name", STEPPING)
+def test_each_step_is_told_once_and_changes_nothing(
+    name: str, mode: str, tiny: nn.Module, image: Tensor
+) -> None:
+    method = create_method(name, tiny, steps=3, mode=mode)
+    alone = method(image)
+    calls = told(method)
+    watched = method(image)
+    assert calls == list(enumerate(watched.losses, start=1))
+    assert len(calls) == 3
+    assert watched.losses == alone.losses
+    assert torch.equal(watched.probs, alone.probs)
+    assert watched.notes == alone.notes
+
+
+@pytest.mark.parametrize("error", [Stopped, ValueError, KeyError])
+@pytest.mark.parametrize("name", STEPPING)
+def test_raising_ends_the_image_and_leaves_the_model_as_it_was(
+    name: str, error: type[Exception], tiny: nn.Module, image: Tensor
+) -> None:
+    method: Any = create_method(name, tiny.train(), steps=3, lr=0.1)
+    expected, before, fast = method(image), snapshot(tiny), method.fast
+
+    def stop(number: int, loss: float) -> None:
+        if number == 2:
+            raise error("enough")
+
+    method.on_step = stop
+    with pytest.raises(error, match="enough"):
+        method(image)
+    assert_same(before, snapshot(tiny))
+    assert method.fast == fast
+    method.on_step = None
+    again = method(image)
+    assert torch.equal(again.probs, expected.probs)
+    assert again.notes == expected.notes
+
+
+def test_stopping_is_not_taken_for_a_shortcut_that_fails(tiny: nn.Module, image: Tensor) -> None:
+    method, calls = SelfAdapt(tiny, steps=3), []
+
+    def stop(number: int, loss: float) -> None:
+        calls.append(number)
+        raise Stopped
+
+    method.on_step = stop
+    with pytest.raises(Stopped):
+        method(image)
+    assert calls == [1]
+
+
+def test_measuring_for_a_budget_is_not_told(tiny: nn.Module, image: Tensor) -> None:
+    method = SelfAdapt(tiny, steps=3, budget_ms=60_000)
+    calls = told(method)
+    method(image)
+    assert [number for number, _ in calls] == [1, 2, 3]
+
+
+def test_images_are_not_recorded_while_steps_are_told(
+    tiny: nn.Module, image: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnGPU(Tensor):
+        is_cuda = True
+
+    method, recorded = SelfAdapt(tiny, steps=1), []
+
+    def record(compute: Any, image: Tensor, settings: Any) -> Any:
+        recorded.append(settings)
+        return {}
+
+    monkeypatch.setattr(method, "_graphs", record)
+    monkeypatch.setattr(method, "_conclude", lambda *_: None)
+    monkeypatch.setattr(method, "compare", False)
+    monkeypatch.setattr(method, "_compute", lambda _: {})
+    method._try(image.as_subclass(OnGPU), (1, 1))
+    assert len(recorded) == 1
+    told(method)
+    method._try(image.as_subclass(OnGPU), (1, 1))
+    assert len(recorded) == 1
