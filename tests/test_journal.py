@@ -31,12 +31,13 @@ from evaluations import (
     wait_for,
 )  # fmt: skip
 from runs import CLASSES, rows, run_cli, start_cli, write_domain, write_recipe
+from selfadapt import journal as journal_module
 from selfadapt.baselines import SaNOnly
+from selfadapt.journal import Journal, read_rows
 from selfadapt.method import Method
 from selfadapt.models.checkpoint import load_model, save_model
 from selfadapt.models.create import create_model
-from selfadapt.protocol import journal as journal_module
-from selfadapt.protocol.journal import Journal, Key, read_rows
+from selfadapt.protocol.rows import Key
 
 SECONDS = 120
 
@@ -57,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 
 def written(folder: Path, *given: dict[str, Any], rank: int = 0) -> Path:
     """Write a journal, and return its file."""
-    journal = Journal(folder, rank)
+    journal = Journal(folder, Key, rank)
     for one in given:
         journal.write(one)
     journal.close()
@@ -71,8 +72,8 @@ def test_rows_are_read_as_they_were_written(folder: Path) -> None:
     given = [row("1"), row("2", error="no such file"), row("ü ☂\n3", gaps=[2**60])]
     written(folder, *given[:2])
     written(folder, given[2], rank=3)
-    assert list(read_rows(folder).values()) == given
-    journal = Journal(folder)
+    assert list(read_rows(folder, Key).values()) == given
+    journal = Journal(folder, Key)
     assert journal.done == {key("1"): True, key("2"): False, key("ü ☂\n3"): True}
     assert list(journal.rows(lambda key: key.image == "1")) == [key("1")]
     journal.close()
@@ -84,8 +85,8 @@ def test_a_torn_last_line_is_dropped(folder: Path, left: int) -> None:
     whole = path.read_bytes()
     start = whole.index(b"\n") + 1
     path.write_bytes(whole[:start] + whole[start:][:left])
-    assert list(read_rows(folder)) == [key("1")]
-    journal = Journal(folder)
+    assert list(read_rows(folder, Key)) == [key("1")]
+    journal = Journal(folder, Key)
     assert list(journal.done) == [key("1")]
     journal.write(row("2"))
     journal.close()
@@ -97,7 +98,7 @@ def test_a_torn_line_of_another_process_is_left_to_it(folder: Path) -> None:
     path = written(folder, row("1"), row("2"), rank=1)
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
-    journal = Journal(folder, rank=0)
+    journal = Journal(folder, Key, rank=0)
     assert list(journal.done) == [key("1")]
     assert path.read_bytes() == whole[:-5]
     path.write_bytes(whole)
@@ -118,9 +119,9 @@ def test_a_damaged_line_is_refused_by_name(folder: Path, line: int, place: int) 
     path.write_bytes(b"".join(lines))
     before = path.read_bytes()
     with pytest.raises(ValueError, match=r"0000\.jsonl"):
-        Journal(folder)
+        Journal(folder, Key)
     with pytest.raises(ValueError, match=r"0000\.jsonl"):
-        read_rows(folder)
+        read_rows(folder, Key)
     assert path.read_bytes() == before
 
 
@@ -131,16 +132,16 @@ def test_a_journal_that_was_refused_lets_go_of_its_file(folder: Path) -> None:
     path.write_bytes(b"x" + whole)
     for _ in range(2):
         with pytest.raises(ValueError, match="is not as it was written"):
-            Journal(folder)
+            Journal(folder, Key)
     path.write_bytes(whole)
-    Journal(folder).close()
+    Journal(folder, Key).close()
 
 
 def test_a_line_that_is_there_twice_counts_once(folder: Path) -> None:
     path = written(folder, row("1"), row("2"))
     path.write_bytes(path.read_bytes() * 3)
     shutil.copy(path, folder / "0007.jsonl")
-    assert list(read_rows(folder)) == [key("1"), key("2")]
+    assert list(read_rows(folder, Key)) == [key("1"), key("2")]
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 0), (0, 0)])
@@ -149,8 +150,8 @@ def test_a_failure_gives_way_to_a_success_wherever_it_is(
 ) -> None:
     written(folder, row("1", error="torn"), rank=ranks[0])
     written(folder, row("1"), rank=ranks[1])
-    assert read_rows(folder) == {key("1"): row("1")}
-    journal = Journal(folder)
+    assert read_rows(folder, Key) == {key("1"): row("1")}
+    journal = Journal(folder, Key)
     assert journal.done == {key("1"): True}
     journal.forget_errors()
     assert journal.done == {key("1"): True}
@@ -158,17 +159,17 @@ def test_a_failure_gives_way_to_a_success_wherever_it_is(
 
 
 def test_one_process_at_a_time_writes_to_a_file(folder: Path) -> None:
-    first = Journal(folder)
+    first = Journal(folder, Key)
     with pytest.raises(ValueError, match=r"another process writes to .*0000\.jsonl"):
-        Journal(folder)
-    second = Journal(folder, rank=1)
+        Journal(folder, Key)
+    second = Journal(folder, Key, rank=1)
     second.write(row("2"))
     first.write(row("1"))
     first.refresh()
     assert set(first.done) == {key("1"), key("2")}
     first.close()
     second.close()
-    Journal(folder).close()
+    Journal(folder, Key).close()
 
 
 def test_a_row_that_is_written_in_pieces_is_whole(
@@ -179,7 +180,7 @@ def test_a_row_that_is_written_in_pieces_is_whole(
     monkeypatch.setattr(journal_module.os, "write", lambda file, text: real(file, text[:7]))
     written(folder, row("1"), row("2"))
     monkeypatch.undo()
-    assert list(read_rows(folder)) == [key("1"), key("2")]
+    assert list(read_rows(folder, Key)) == [key("1"), key("2")]
 
 
 @pytest.mark.parametrize("room", [0, 1, 12])
@@ -188,7 +189,7 @@ def test_a_full_disk_keeps_the_rows_before(
 ) -> None:
     """It fills up within a row."""
     path = written(folder, row("1"), row("2"))
-    journal = Journal(folder)
+    journal = Journal(folder, Key)
     real = os.write
     left = [room]
 
@@ -205,9 +206,9 @@ def test_a_full_disk_keeps_the_rows_before(
     assert key("3") not in journal.done
     journal.close()
     monkeypatch.undo()
-    assert list(read_rows(folder)) == [key("1"), key("2")]
+    assert list(read_rows(folder, Key)) == [key("1"), key("2")]
     written(folder, row("3"))
-    assert list(read_rows(folder)) == [key("1"), key("2"), key("3")]
+    assert list(read_rows(folder, Key)) == [key("1"), key("2"), key("3")]
     assert path.read_bytes().count(b"\n") == 3
 
 
@@ -216,13 +217,13 @@ def test_a_journal_keeps_no_row_in_memory(folder: Path) -> None:
     tracemalloc.start()
     try:
         start, _ = tracemalloc.get_traced_memory()
-        journal = Journal(folder)
+        journal = Journal(folder, Key)
         for number in range(50):
             journal.write(row(str(number), confusion=[10**9 + number] * 3600))
         journal.refresh()
         held, _ = tracemalloc.get_traced_memory()
         journal.close()
-        again = Journal(folder)
+        again = Journal(folder, Key)
         held_again, _ = tracemalloc.get_traced_memory()
         again.close()
     finally:
@@ -239,7 +240,7 @@ def test_opening_a_journal_takes_little_memory(folder: Path) -> None:
     path.write_bytes(path.read_bytes() * 50)
     tracemalloc.start()
     try:
-        Journal(folder).close()
+        Journal(folder, Key).close()
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -378,7 +379,7 @@ def test_two_processes_killed_five_times_come_to_the_same_tables(
     assert process.exitcode == 0, log.read_text()
     assert tables_of(run) == tables_of(single)
     assert len(list((run / "rows").glob("*.jsonl"))) == 2
-    assert len(read_rows(run / "rows")) == len(read_rows(single / "rows"))
+    assert len(read_rows(run / "rows", Key)) == len(read_rows(single / "rows", Key))
     assert (run / "chosen.json").read_bytes() == (single / "chosen.json").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Method, "__call__", failing)
@@ -608,7 +609,7 @@ def test_two_processes_do_not_write_one_run(
     place: Place, whole: Path, tmp_path: Path, capsys: Any, flags: tuple[str, ...]
 ) -> None:
     run = copied(whole, tmp_path / "run")
-    journal = Journal(run / "rows")  # as another process would hold it
+    journal = Journal(run / "rows", Key)  # as another process would hold it
     said = refused(small(place), run, capsys, *flags)
     assert "another process" in said
     journal.close()

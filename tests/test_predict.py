@@ -14,9 +14,10 @@ from torch import Tensor
 
 import selfadapt
 from conftest import TinyNet, random_image, seeded
-from selfadapt import predict as module
 from selfadapt.images import Image, load_image, to_pil
-from selfadapt.predict import AHEAD, WAITING, masks_of, predict, read_image, write_result
+from selfadapt.predict import Segmented, masks_of, predict, read_image, write_result
+from selfadapt.predict import stream as module
+from selfadapt.predict.stream import AHEAD, WAITING
 from selfadapt.result import Result
 
 KINDS = ("label", "color", "overlay", "confidence")
@@ -78,14 +79,14 @@ def whole(folder: Path) -> bool:
 def test_results_come_in_order_with_their_files_written(
     method: Any, images: list[Path], bases: list[Path], monkeypatch: Any
 ) -> None:
-    def write(masks: Any, image: Any, base: Path) -> None:
+    def write(masks: Any, image: Any, base: Path, **_: Any) -> None:
         time.sleep(0.03 if base.name in ("00", "03", "06") else 0)  # others are done before
         write_result(masks, image, base)
 
     monkeypatch.setattr(module, "write_result", write)
     seen = []
     for (path, result), base in zip(predict(method, images, bases), bases, strict=True):
-        assert isinstance(result, Result)
+        assert isinstance(result, Segmented)
         assert all(base.with_name(f"{base.name}_{kind}.png").exists() for kind in KINDS)
         seen.append(path)
     assert seen == images
@@ -165,7 +166,7 @@ def test_a_network_that_fails_is_an_error_in_its_place(
             raise RuntimeError("sizes must match")
 
     results = list(predict(Watched(method, fail), images[:3], bases[:3]))
-    assert [type(result) for _, result in results] == [Result, Result, ValueError]
+    assert [type(result) for _, result in results] == [Segmented, Segmented, ValueError]
     assert str(results[2][1]) == "the network failed: RuntimeError: sizes must match"
 
 
@@ -191,7 +192,7 @@ def test_reading_and_writing_are_bounded(
         read_ahead.append(num_read - num_called)
         return read_image(path)
 
-    def write(masks: Any, image: Image, base: Path) -> None:
+    def write(masks: Any, image: Image, base: Path, **_: Any) -> None:
         nonlocal num_written
         time.sleep(0.1)  # longer than the network takes
         write_result(masks, image, base)
@@ -213,10 +214,12 @@ def test_reading_and_writing_are_bounded(
 def test_what_waits_holds_no_probabilities(
     method: Any, images: list[Path], bases: list[Path]
 ) -> None:
-    _, result = next(iter(list(predict(method, images, bases))))
-    assert isinstance(result, Result)
-    assert result.probs.shape == (3, 0, 0)
-    assert result.seconds > 0
+    _, done = next(iter(list(predict(method, images, bases))))
+    assert isinstance(done, Segmented)
+    assert done.result.probs.shape == (3, 0, 0)
+    assert done.result.seconds > 0
+    assert (done.width, done.height) == (32, 24)
+    assert sum(done.shares) == pytest.approx(1, abs=1e-5)
     masks = masks_of(method(images[0]))
     assert masks.label.dtype == masks.confidence.dtype == torch.uint8
 

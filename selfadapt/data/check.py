@@ -81,6 +81,11 @@ class Report:
         return [problem for split in self.splits for problem in split.problems]
 
     @property
+    def notes(self) -> list[str]:
+        """What else was found."""
+        return [note for split in self.splits for note in split.notes]
+
+    @property
     def frequencies(self) -> dict[str, float]:
         """The share of pixels of each class, of ``ignored``, and of ids outside the table."""
         names = [name for split in self.splits for name in split.dataset.space.names]
@@ -132,8 +137,9 @@ def run_check(
     classes: str | Sequence[str] | None = None,
     output: Path | None = None,
     overwrite: bool = False,
+    say: Callable[[Report], None] | None = None,
 ) -> int:
-    """Check a dataset, print what was found, and return 0 if all is well, else 1.
+    """Check a dataset, say what was found, and return 0 if all is well, else 1.
 
     Args:
         dataset: A name in ``DATASETS``.
@@ -142,6 +148,7 @@ def run_check(
         classes: Of ``folder``: the classes of the label files.
         output: An image to write, with some pairs to look at.
         overwrite: Replace the image if it is there.
+        say: Takes what was found. None: it is printed.
     """
     if output is not None:
         _check_output(output, overwrite=overwrite)
@@ -156,7 +163,7 @@ def run_check(
             classes=classes,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    print_report(report)
+    (say or print_report)(report)
     if output is not None and any(len(part.dataset) for part in report.splits):
         sheet = contact_sheet([part.dataset for part in report.splits])
         with written_whole(output) as aside:
@@ -178,9 +185,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     for problem in report.problems:
         console.print(f"problem: {problem}", markup=False, soft_wrap=True)
-    for split in report.splits:
-        for note in split.notes:
-            console.print(note, markup=False, soft_wrap=True)
+    for note in report.notes:
+        console.print(note, markup=False, soft_wrap=True)
     shares = report.frequencies
     chart = Table.grid(padding=(0, 1))
     for name, share in shares.items():

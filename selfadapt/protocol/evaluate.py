@@ -1,7 +1,7 @@
 """Evaluate by the protocol: tune on the validation domain, freeze, then segment every target once.
 
     tune      settings by mean IoU on the validation domain                tune.py
-    measure   one row for each image and trial, as it goes                 journal.py
+    measure   one row for each image and trial, as it goes                 journal.py, rows.py
     tables    the rows added up                                            tables.py
     pictures  some images before and after                                 pictures.py
 
@@ -15,9 +15,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from math import isqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -34,15 +36,15 @@ from torch import Tensor
 from selfadapt.data import Sample
 from selfadapt.devices import find_device
 from selfadapt.images import enlarged, load_image
+from selfadapt.journal import Journal
 from selfadapt.methods import Segments
 from selfadapt.metrics import Counts, count, in_space, iou
 from selfadapt.protocol.domains import Domain, open_domains
 from selfadapt.protocol.folder import RunFolder
-from selfadapt.protocol.journal import Journal, Key
 from selfadapt.protocol.pictures import draw_pictures
 from selfadapt.protocol.recipe import EvaluateConfig, MethodConfig
 from selfadapt.protocol.results import read_results
-from selfadapt.protocol.rows import counts_of, row_of
+from selfadapt.protocol.rows import Key, counts_of, row_of
 from selfadapt.protocol.tables import write_tables
 from selfadapt.protocol.trials import (
     Trial,
@@ -56,7 +58,7 @@ from selfadapt.protocol.tune import Choice, choose
 from selfadapt.result import Result
 
 POLL = 0.5
-"""Seconds between two looks at what the other processes have done."""
+"""Seconds between two looks at what has been done, here and by other processes."""
 
 
 def evaluate(
@@ -93,7 +95,7 @@ def evaluate(
     check_trials(config, models)
     place = RunFolder(Path(folder), rank, world)
     place.open(config, models, domains, device, overwrite=overwrite)
-    with closing(Journal(place.rows, rank)) as journal, _threads(config.threads, device):
+    with closing(Journal(place.rows, Key, rank)) as journal, _threads(config.threads, device):
         if retry:
             if world > 1:
                 raise ValueError("several processes cannot retry together: start one with --retry")
@@ -121,6 +123,29 @@ class Loaded(NamedTuple):
     label: Tensor
 
 
+class Running:
+    """The mean IoU so far of a domain, which is worked out no more often than anybody looks."""
+
+    def __init__(self, domain: Domain) -> None:
+        self._confusion = np.zeros(len(domain.data.space.names) ** 2, np.int64)
+        self._looked = float("-inf")
+
+    def add(self, row: dict[str, Any]) -> bool:
+        """Add an image; say whether it is time to look again."""
+        self._confusion += row["confusion"]
+        now = time.monotonic()
+        if now - self._looked < POLL:
+            return False
+        self._looked = now
+        return True
+
+    @property
+    def mean_iou(self) -> float:
+        """The mean IoU of the images so far."""
+        num = isqrt(len(self._confusion))
+        return float(iou(torch.from_numpy(self._confusion).reshape(num, num)).nanmean())
+
+
 class Evaluation:
     """One evaluation, in one of the processes that share it."""
 
@@ -129,7 +154,7 @@ class Evaluation:
         config: EvaluateConfig,
         domains: Sequence[Domain],
         models: dict[str, Any],
-        journal: Journal,
+        journal: Journal[Key],
         rank: int = 0,
         world: int = 1,
     ) -> None:
@@ -178,15 +203,13 @@ class Evaluation:
         missing = self._missing(domain, trials)
         total = sum(map(len, missing.values()))
         task = progress.add_task(name, total=total, said="", visible=total > 0)
-        running = Counts.zero(len(domain.data.space.names))
+        running = Running(domain)
         for number, loaded in self._read(domain, list(missing)):
             for trial in missing[number]:
                 row = self._row(domain, number, loaded, trial)
                 self.journal.write(row)
-                if trial is trials[-1] and "error" not in row:
-                    running += counts_of(row)
-                    shown = f"mIoU {100 * float(iou(running.confusion).nanmean()):.1f}"
-                    progress.update(task, said=shown)
+                if trial is trials[-1] and "error" not in row and running.add(row):
+                    progress.update(task, said=f"mIoU {100 * running.mean_iou:.1f}")
                 for one in (task, overall):
                     if one is not None:
                         progress.advance(one)
@@ -196,7 +219,8 @@ class Evaluation:
         """Read an image, enlarged as the recipe says, and its label."""
         sample = domain.data[number]
         image = load_image(enlarged(sample.image, domain.config.scale))
-        return Loaded(sample, image, torch.from_numpy(sample.label))
+        label = torch.from_numpy(sample.label)
+        return Loaded(sample, image, label.pin_memory() if torch.cuda.is_available() else label)
 
     def _read(
         self, domain: Domain, numbers: Sequence[int]
@@ -241,18 +265,20 @@ class Evaluation:
         device = next(self.models[trial.networks[0]].parameters()).device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+        label = loaded.label.to(device, non_blocking=True)  # is there when it is needed
+        megabytes = None
         try:
             probs, result = self.predict(domain, loaded, trial)
+            if device.type == "cuda":
+                memory = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+                megabytes = memory["peak"] / 2**20
+            counts = count(label.to(probs.device), probs)
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(f"{key.domain}, {key.image}, {trial.method}") from error
         except (ValueError, RuntimeError, TypeError, LookupError, AssertionError) as error:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # raises again if it is the GPU that is broken
             return self._failed(key, f"{trial.method} failed: {type(error).__name__}: {error}")
-        megabytes = None
-        if device.type == "cuda":
-            megabytes = torch.cuda.max_memory_allocated(device) / 2**20
-        counts = count(loaded.label.to(probs.device), probs)
         return row_of(key, counts, result, megabytes)
 
     def _failed(self, key: Key, reason: str) -> dict[str, Any]:
@@ -290,7 +316,9 @@ class Evaluation:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
             TextColumn("{task.fields[said]}"), TimeRemainingColumn(),
         )  # fmt: skip
-        return Progress(*columns, console=Console(stderr=True), disable=self.rank > 0)
+        return Progress(  # drawing it takes milliseconds
+            *columns, console=Console(stderr=True), disable=self.rank > 0, refresh_per_second=2
+        )
 
     def _validated(self, method: MethodConfig, settings: Sequence[dict[str, Any]]) -> list[float]:
         """Return the mean IoU of a method on the validation domain, with each of some settings."""

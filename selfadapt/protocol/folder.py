@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from selfadapt.files import make_folder, written_whole
+from selfadapt.journal import lock_rows
+from selfadapt.models.spec import fingerprint
 from selfadapt.protocol.domains import Domain
-from selfadapt.protocol.journal import lock_rows
 from selfadapt.protocol.recipe import EvaluateConfig
-from selfadapt.protocol.trials import fingerprint
 from selfadapt.protocol.tune import Choice
 from selfadapt.recipes import differences
 from selfadapt.version import __version__

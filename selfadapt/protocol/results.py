@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selfadapt.journal import read_rows
 from selfadapt.metrics import Counts, iou
 from selfadapt.protocol.folder import read_record
-from selfadapt.protocol.journal import Key, read_rows
 from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
-from selfadapt.protocol.rows import counts_of
+from selfadapt.protocol.rows import Key, counts_of
 from selfadapt.protocol.trials import Trial, sweeps_of, trial_of
 from selfadapt.protocol.tune import Choice
 
@@ -160,7 +160,7 @@ def read_results(folder: str | Path) -> Results:
     choices = {label: Choice(**content) for label, content in chosen.items()}
     config = config_of(record["recipe"])
     keys = Results(config, choices, {}).trials()
-    rows = read_rows(folder / "rows", lambda key: key.trial in keys)
+    rows = read_rows(folder / "rows", Key, lambda key: key.trial in keys)
     return Results(config, choices, rows)
 
 

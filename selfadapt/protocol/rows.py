@@ -1,12 +1,19 @@
 """Rows of the journal: what is written down of one image and one trial."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from selfadapt.metrics import BINS, Counts
-from selfadapt.protocol.journal import Key
 from selfadapt.result import Result
+
+
+class Key(NamedTuple):
+    """What a row is about."""
+
+    domain: str
+    image: str
+    trial: str
 
 
 def row_of(key: Key, counts: Counts, result: Result, megabytes: float | None) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """What an evaluation says on the terminal when it is done."""
 
-from math import nan
+from math import isnan, nan
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from selfadapt.metrics import ece
-from selfadapt.protocol.results import Results
+from selfadapt.protocol.results import Results, Scores
 from selfadapt.protocol.tables import failed_table
 
 SHOWN = 5
@@ -45,6 +46,32 @@ def print_summary(results: Results, folder: Path, *, only_tune: bool = False) ->
     return 1 if failures else 0
 
 
+def summary(results: Results) -> dict[str, Any]:
+    """Return the same as plain data; what has no value is None."""
+    scores = {
+        label: {
+            domain: {"mIoU": _number(one.mean_iou), "ECE": _number(_calibration(one))}
+            for domain in results.targets
+            for one in [results.scores(label, domain)]
+        }
+        for label in results.methods
+    }
+    return {
+        "validation": results.validation,
+        "chosen": {label: choice.chosen for label, choice in results.choices.items()},
+        "scores": scores,
+        "failures": _failures(results),
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if isnan(value) else value
+
+
+def _calibration(scores: Scores) -> float:
+    return ece(scores.counts) if scores.counts.confusion.any() else nan
+
+
 def _table(results: Results) -> Table:
     """Return mIoU on each target, their mean, and the calibration error."""
     domains = results.targets
@@ -55,8 +82,7 @@ def _table(results: Results) -> Table:
         values = [100 * one.mean_iou for one in scores]
         if mean:
             values.append(results.mean(values))
-        errors = [100 * ece(one.counts) if one.counts.confusion.any() else nan for one in scores]
-        calibration = results.mean(errors)
+        calibration = results.mean([100 * _calibration(one) for one in scores])
         table.add_row(escape(label), *(f"{v:.2f}" for v in values), f"{calibration:.2f}")
     return table
 

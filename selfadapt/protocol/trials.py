@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from selfadapt.data import DataConfig
@@ -144,13 +143,3 @@ def open_network(config: NetworkConfig) -> nn.Module:
         raise ValueError(f"{config.place} has options, but no weights: give weights, a file")
     options: dict[str, Any] = dict(config.options)
     return create_model(config.place, weights=config.weights, classes=config.classes, **options)
-
-
-def fingerprint(model: nn.Module) -> str:
-    """Return a short text that changes with any tensor of a network, its classes and its input."""
-    about = getattr(model, "spec", None), getattr(model, "interface", None)
-    digest = hashlib.sha256(repr(about).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]

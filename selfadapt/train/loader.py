@@ -117,9 +117,9 @@ def _collated(samples: list[Any]) -> Batch | Exception:
 
 
 def ignore_signals(_: int) -> None:
-    """Leave Ctrl-C to the process that reads for; it ends its workers itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Leave it to the process that is read for to stop when all are asked to: it ends workers."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def read_batches(

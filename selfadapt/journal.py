@@ -1,4 +1,4 @@
-"""The journal of a run: one line for each image and method, which outlives any end of a process.
+"""The journal of a run: one line for each thing done, which outlives any end of a process.
 
 Every process appends to a file of its own, each line in one write: what is written stays, whoever
 is killed when. A line is its checksum and a JSON object. A last line without its end was being
@@ -11,33 +11,28 @@ import time
 from collections.abc import Callable, Iterator
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, TypeVar
 from zlib import crc32
 
 Row = dict[str, Any]
+K = TypeVar("K", bound=tuple)
+"""A NamedTuple: what a row is about. Its fields are those of the row."""
 SYNC_EVERY = 5.0
 """Seconds between two moments at which rows are known to be on the disk, should the power fail."""
 
 
-class Key(NamedTuple):
-    """What a row is about."""
-
-    domain: str
-    image: str
-    trial: str
-
-
-class Journal:
+class Journal(Generic[K]):
     """What all processes of a run have done, and the file that this one appends to.
 
     Args:
         folder: Where the files of all processes are.
+        kind: What a row is about.
         rank: The number of this process.
     """
 
-    def __init__(self, folder: Path, rank: int = 0) -> None:
-        self.folder = folder
-        self.done: dict[Key, bool] = {}
+    def __init__(self, folder: Path, kind: type[K], rank: int = 0) -> None:
+        self.folder, self.kind = folder, kind
+        self.done: dict[K, bool] = {}
         """The rows that are there: whether the image was segmented, or why not is written there."""
         self._read: dict[Path, int] = {}
         own = folder / f"{rank:04}.jsonl"
@@ -75,9 +70,9 @@ class Journal:
         if time.monotonic() - self._synced > SYNC_EVERY:
             self.sync()
 
-    def rows(self, wanted: Callable[[Key], bool]) -> dict[Key, Row]:
+    def rows(self, wanted: Callable[[K], bool] = lambda key: True) -> dict[K, Row]:
         """Return rows from the files."""
-        return read_rows(self.folder, wanted)
+        return read_rows(self.folder, self.kind, wanted)
 
     def forget_errors(self) -> None:
         """Take failures as not done, so that they are tried again."""
@@ -94,24 +89,25 @@ class Journal:
         os.close(self._file)
 
     def _note(self, row: Row) -> None:
-        key = key_of(row)
+        key = _key_of(row, self.kind)
         self.done[key] = self.done.get(key, False) or "error" not in row
 
 
-def key_of(row: Row) -> Key:
-    """Return what a row is about."""
-    return Key(row["domain"], row["image"], row["trial"])
+def _key_of(row: Row, kind: Any) -> Any:
+    return kind(*(row[name] for name in kind._fields))
 
 
-def read_rows(folder: Path, wanted: Callable[[Key], bool] = lambda key: True) -> dict[Key, Row]:
+def read_rows(
+    folder: Path, kind: type[K], wanted: Callable[[K], bool] = lambda key: True
+) -> dict[K, Row]:
     """Return the rows of a run, without touching its files; one that failed gives way to another.
 
     Each key is there once, however often its line is.
     """
-    found: dict[Key, Row] = {}
+    found: dict[K, Row] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for row, _ in _rows(path, 0):
-            key = key_of(row)
+            key = _key_of(row, kind)
             if wanted(key) and ("error" in found.get(key, {"error": ""})):
                 found[key] = row
     return found

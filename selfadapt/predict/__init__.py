@@ -1,0 +1,24 @@
+"""Images, folders and videos in, masks out: resumable, on one process or many."""
+
+from selfadapt.predict.inputs import Input, find_inputs
+from selfadapt.predict.outputs import DEFAULT, OUTPUTS, check_outputs, masks_of, write_result
+from selfadapt.predict.record import Key, PredictFolder
+from selfadapt.predict.run import Run, Summary
+from selfadapt.predict.stream import Segmented, predict, read_image
+
+__all__ = [
+    "DEFAULT",
+    "OUTPUTS",
+    "Input",
+    "Key",
+    "PredictFolder",
+    "Run",
+    "Segmented",
+    "Summary",
+    "check_outputs",
+    "find_inputs",
+    "masks_of",
+    "predict",
+    "read_image",
+    "write_result",
+]

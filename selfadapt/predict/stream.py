@@ -1,0 +1,191 @@
+"""The loop from images to masks: reading and writing go on while the network works."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfadapt.images import Image, load_image
+from selfadapt.models.interface import Interface
+from selfadapt.predict.outputs import DEFAULT, Masks, masks_of, write_result
+from selfadapt.result import Result
+
+AHEAD = 2
+"""How many images are read before the network gets to them."""
+WAITING = 4
+"""How many results are being written or wait for it; the network waits rather than add to them."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An image to segment, as it was read: a file, or a frame of a video."""
+
+    key: Any
+    image: Image | Exception
+    """The image, or why it could not be read."""
+    write: Callable[[Masks, Image], None]
+    """Writes what becomes of it."""
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """What is to be known of an image whose files are there."""
+
+    result: Result
+    """The result, without its maps."""
+    width: int
+    height: int
+    shares: list[float]
+    """The share of the pixels that each class has."""
+
+
+Units = Generator[Unit, None, None]
+Outcomes = Generator[tuple[Any, Segmented | Exception], None, None]
+
+
+def predict(
+    method: Callable[[Image], Result],
+    images: Sequence[Path],
+    bases: Sequence[Path],
+    classes: Sequence[str] | None = None,
+    outputs: Sequence[str] = DEFAULT,
+) -> Outcomes:
+    """Segment image files and write theirs; yield what came of each, see ``stream``."""
+    return stream(method, image_units(method, images, bases, outputs), classes)
+
+
+def image_units(
+    method: Callable[[Image], Result],
+    images: Sequence[Path],
+    bases: Sequence[Path],
+    outputs: Sequence[str],
+) -> Units:
+    """Read image files, one after the other."""
+    read = read_image if _takes_color(method) else Path  # which leaves the reading to the method
+    for path, base in zip(images, bases, strict=True):
+        image: Image | Exception
+        try:
+            image = read(path)
+        except (ValueError, FileNotFoundError) as error:
+            image = error
+        yield Unit(path, image, partial(write_result, base=base, outputs=outputs))
+
+
+def stream(
+    method: Callable[[Image], Result], units: Units, classes: Sequence[str] | None = None
+) -> Outcomes:
+    """Segment each image and write its files; yield what came of it, or why nothing did.
+
+    The next images are read and earlier results written while the network works, which it does in
+    the caller's thread. An image is yielded once its files are there, in the order given, and
+    without the maps of its result: those would pile up. What ends the network's work, Ctrl-C among
+    it, is raised after what was segmented before is written and yielded. Whoever stops before the
+    end closes the generator, which ends its threads; what they have begun to write becomes whole.
+    """
+    waiting: deque[tuple[Any, Future[Segmented] | Exception]] = deque()
+    num_writers = min(WAITING, os.cpu_count() or 1)
+    with closing(units), _threads(1) as reader, _threads(num_writers) as writers:
+        try:
+            for unit in _ahead(reader, units):
+                done = _segment(method, unit.image, classes)
+                while len(waiting) >= WAITING:
+                    yield _written(*waiting.popleft())
+                if isinstance(done, Exception):
+                    waiting.append((unit.key, done))
+                else:
+                    waiting.append((unit.key, writers.submit(_write, unit, *done)))
+                while waiting and _is_done(waiting[0][1]):
+                    yield _written(*waiting.popleft())
+        except (KeyboardInterrupt, Exception):  # not GeneratorExit, after which nobody listens
+            yield from _rest(waiting)
+            raise
+        yield from _rest(waiting)
+
+
+def read_image(path: Path) -> Tensor:
+    """Return an image file ``(3, H, W)``, as bytes where they hold all of it.
+
+    They take a quarter of the memory, and of the time to a GPU, where they become the same numbers
+    as those of the file.
+    """
+    image = load_image(path)
+    levels = (image * 255).round().byte()
+    return levels if torch.equal(levels / 255, image) else image
+
+
+def _takes_color(method: Callable[[Image], Result]) -> bool:
+    """Say whether the networks of a method are known to take the three channels of a picture."""
+    members = getattr(method, "members", (method,))
+    interfaces = [getattr(member, "interface", None) for member in members]
+    return all(isinstance(it, Interface) and it.channels in (None, 3) for it in interfaces)
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[ThreadPoolExecutor]:
+    """Lend threads; on leaving, they finish what they have begun and end."""
+    pool = ThreadPoolExecutor(number)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _ahead(reader: ThreadPoolExecutor, units: Units) -> Iterator[Unit]:
+    """Yield each image as it is read, while those after it are read."""
+    reading: deque[Future[Unit | None]] = deque()
+    while True:
+        while len(reading) <= AHEAD:
+            reading.append(reader.submit(next, units, None))
+        unit = reading.popleft().result()
+        if unit is None:
+            return
+        yield unit
+
+
+def _segment(
+    method: Callable[[Image], Result], image: Image | Exception, classes: Sequence[str] | None
+) -> tuple[Result, Masks] | Exception:
+    """Return the result without its maps, and what is written of it; or what failed."""
+    if isinstance(image, Exception):
+        return image
+    try:
+        result = method(image)
+    except (ValueError, FileNotFoundError) as error:
+        return error
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, LookupError, AssertionError) as error:  # the network's
+        return ValueError(f"the network failed: {type(error).__name__}: {error}")
+    probs = result.probs.new_empty((len(result.probs), 0, 0))
+    slim = replace(result, probs=probs, source_probs=None, fused_probs=None, pseudo_label=None)
+    return slim, masks_of(result, classes)
+
+
+def _write(unit: Unit, result: Result, masks: Masks) -> Segmented:
+    assert not isinstance(unit.image, Exception)
+    unit.write(masks, unit.image)
+    height, width = masks.label.shape
+    return Segmented(result, width, height, masks.shares())
+
+
+def _rest(waiting: deque[tuple[Any, Future[Segmented] | Exception]]) -> Outcomes:
+    """Yield what is still being written."""
+    while waiting:
+        yield _written(*waiting.popleft())
+
+
+def _is_done(writing: Future[Segmented] | Exception) -> bool:
+    return isinstance(writing, Exception) or writing.done()
+
+
+def _written(key: Any, writing: Future[Segmented] | Exception) -> tuple[Any, Segmented | Exception]:
+    """Wait until the files of an image are there, or raise what kept them from it."""
+    return key, writing if isinstance(writing, Exception) else writing.result()

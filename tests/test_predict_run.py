@@ -1,0 +1,468 @@
+"""Runs over files go on after any end of a process, share their work, and never lose a file."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as PILImage
+
+from conftest import random_image
+from runs import run_cli, start_cli
+from selfadapt.baselines import SaNOnly
+from selfadapt.images import to_pil
+from selfadapt.predict.inputs import find_inputs
+
+NET = ("--model", "streets", "--method", "san", "--device", "cpu")
+SECONDS = 60
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(6):
+        to_pil(random_image(24, 40, seed=number)).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def calls(monkeypatch: Any) -> list[Any]:
+    """What the network was asked to segment."""
+    seen: list[Any] = []
+    real = SaNOnly._compute
+    monkeypatch.setattr(SaNOnly, "_compute", lambda *args: seen.append(args) or real(*args))
+    return seen
+
+
+def table(folder: Path) -> dict[str, dict[str, str]]:
+    with (folder / "predictions.csv").open(newline="") as file:
+        return {Path(row["file"]).name: row for row in csv.DictReader(file)}
+
+
+def pictures(folder: Path) -> dict[str, bytes]:
+    paths = (p for p in folder.rglob("*") if p.is_file() and ".predict" not in p.parts)
+    return {str(p.relative_to(folder)): p.read_bytes() for p in paths if p.suffix != ".csv"}
+
+
+def wait_for(condition: Callable[[], bool], process: Any) -> None:
+    start = time.monotonic()
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() - start < SECONDS
+        time.sleep(0.002)
+
+
+# what is done, and what is left
+
+
+def test_the_same_command_does_nothing_twice(
+    photos: Path, tmp_path: Path, calls: list[Any], capsys: Any
+) -> None:
+    command = ("predict", photos, *NET, "-o", tmp_path / "out")
+    assert run_cli(*command) == 0
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.png")}
+    num_calls = len(calls)
+    assert run_cli(*command) == 0
+    assert len(calls) == num_calls
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.png")}
+    assert "6 of 6 images segmented (6 before)" in capsys.readouterr().out
+
+
+def test_what_is_new_changed_or_gone_is_done_again(
+    photos: Path, tmp_path: Path, calls: list[Any]
+) -> None:
+    out = tmp_path / "out"
+    command = ("predict", photos, *NET, "-o", out)
+    assert run_cli(*command) == 0
+    calls.clear()
+    to_pil(random_image(24, 40, seed=9)).save(photos / "new.png")
+    to_pil(random_image(24, 56, seed=9)).save(photos / "1.png")
+    (out / "2_color.png").unlink()
+    assert run_cli(*command) == 0
+    assert len(calls) == 3
+    assert PILImage.open(out / "1_label.png").size == (56, 24)
+    assert (out / "2_color.png").exists()
+    rows = table(out)
+    assert rows["1.png"]["width"] == "56"
+    assert list(rows) == [*(f"{number}.png" for number in range(6)), "new.png"]
+
+
+def test_a_file_that_is_put_back_is_done_again(photos: Path, tmp_path: Path) -> None:
+    image, kept, out = photos / "0.png", tmp_path / "kept.png", tmp_path / "out"
+    command = ("predict", image, *NET, "-o", out, "--outputs", "label")
+    shutil.copy2(image, kept)
+    for size in ((24, 40), (32, 48), (24, 40), (32, 48)):
+        if size == (24, 40):
+            shutil.copy2(kept, image)
+        else:
+            to_pil(random_image(*size)).save(image)
+            os.utime(image, ns=(1, 1))
+        for _ in range(2):
+            assert run_cli(*command) == 0
+            assert np.asarray(PILImage.open(out / "0_label.png")).shape == size
+            assert table(out)["0.png"]["height"] == str(size[0])
+
+
+def test_a_pipe_is_not_waited_for(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    for name in ("pipe.png", "pipe.mp4"):
+        os.mkfifo(photos / name)
+    assert run_cli("predict", photos, *NET, "-o", tmp_path / "out", "--outputs", "label") == 1
+    told = capsys.readouterr()
+    assert "6 of 8 images segmented" in told.out
+    assert "pipe.png is a pipe or a device" in told.err
+    assert "a video must be a file" in told.err
+    assert not (tmp_path / "out/pipe_label").exists()
+
+
+def test_a_failure_is_kept_until_the_file_changes_or_it_is_tried_again(
+    photos: Path, tmp_path: Path, calls: list[Any], monkeypatch: Any, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    (photos / "bad.png").write_text("no image")
+    command = ("predict", photos, *NET, "-o", out)
+    assert run_cli(*command) == 1
+    assert table(out)["bad.png"]["status"] == "failed"
+    assert "not an image file" in table(out)["bad.png"]["reason"]
+    assert run_cli(*command) == 1
+    assert capsys.readouterr().err.count("not done: ") == 2
+    shutil.copy(photos / "0.png", photos / "bad.png")
+    assert run_cli(*command) == 0
+    assert table(out)["bad.png"]["status"] == "done"
+    calls.clear()
+    assert run_cli(*command, "--retry") == 0
+    assert not calls
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run_cli(*command, "--retry") == 2
+    assert "several processes cannot retry together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--alpha", "0.3"], "settings.alpha: None -> 0.3"),
+        (["--outputs", "label"], "outputs: .* -> ['label']"),
+        (["--method", "source"], "method: san -> source"),
+    ],
+)
+def test_other_settings_are_refused_in_the_same_folder(
+    flags: list[str], message: str, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    command = ("predict", photos / "0.png", *NET, "-o", out)
+    assert run_cli(*command) == 0
+    before = pictures(out)
+    assert run_cli(*command, *flags) == 2
+    error = capsys.readouterr().err
+    assert all(part in error for part in message.split(".*"))
+    assert "--overwrite to start anew" in error
+    assert pictures(out) == before
+    assert run_cli(*command, *flags, "--overwrite") == 0
+    if "--outputs" in flags:
+        assert set(pictures(out)) == {"0_label.png"}
+
+
+def test_foreign_files_are_refused_before_and_after_a_run(
+    photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    assert run_cli("predict", photos / "0.png", *NET, "-o", out) == 0
+    (out / "1_label.png").write_bytes(b"mine")
+    assert run_cli("predict", photos, *NET, "-o", out) == 2
+    assert "1_label.png would be replaced" in capsys.readouterr().err
+    assert (out / "1_label.png").read_bytes() == b"mine"
+    assert not (out / "2_label.png").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "predictions.csv").write_text("mine")
+    assert run_cli("predict", photos, *NET, "-o", other) == 2
+    assert (other / "predictions.csv").read_text() == "mine"
+
+
+def test_outputs_among_the_inputs_are_no_inputs(photos: Path, tmp_path: Path) -> None:
+    command = ("predict", photos, *NET, "-o", photos)
+    assert run_cli(*command) == 0
+    assert run_cli(*command) == 0
+    assert len(table(photos)) == 6
+    assert len(list(photos.glob("*.png"))) == 6 + 4 * 6
+
+
+def test_a_file_keeps_its_name_when_another_of_that_name_comes(
+    photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert run_cli("predict", photos, *NET, "-o", out, "--outputs", "label") == 0
+    to_pil(random_image(24, 40)).save(photos / "0.jpg")
+    assert run_cli("predict", photos, *NET, "-o", out, "--outputs", "label") == 0
+    assert {"0_label.png", "0_jpg_label.png"} <= set(pictures(out))
+    assert table(out)["0.jpg"]["output"] == "0_jpg"
+
+
+def test_a_damaged_record_is_said_and_can_be_replaced(
+    photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    command = ("predict", photos / "0.png", *NET, "-o", out)
+    assert run_cli(*command) == 0
+    (out / ".predict" / "record.json").write_text("{")
+    assert run_cli(*command) == 2
+    assert "record.json is damaged" in capsys.readouterr().err
+    assert run_cli(*command, "--overwrite") == 0
+
+
+# ends of processes
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on_to_the_same_files(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(40):
+        to_pil(random_image(48, 64, seed=number)).save(photos / f"{number:02}.png")
+    out = tmp_path / "out"
+    command = ("predict", photos, *NET, "-o", out)
+    for number in (3, 15):
+        process = start_cli(*command)
+        wait_for(lambda least=number: len(list(out.glob("*_label.png"))) >= least, process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    left_over = out / ".05_label.png.123.part"
+    left_over.write_bytes(b"half")
+    mine = out / ".mine.part"
+    mine.write_bytes(b"mine")
+    assert len(list(out.glob("*_label.png"))) < 40, "it was done before it was killed"
+    assert run_cli(*command) == 0
+    assert run_cli(*command[:-1], tmp_path / "whole") == 0
+    assert mine.exists()
+    mine.unlink()
+    assert pictures(out) == pictures(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_files(photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    out = tmp_path / "out"
+    (photos / "bad.png").write_text("no image")
+    command = ("predict", photos, *NET, "-o", out)
+    processes = []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        processes.append(start_cli(*command))
+    said = [process.communicate(timeout=SECONDS) for process in processes]
+    assert [process.returncode for process in processes] == [1, 0], said
+    assert "6 of 7 images segmented" in said[0][0]
+    assert said[1][0] == ""
+    lines = [p.read_text().count("\n") for p in sorted((out / ".predict" / "rows").iterdir())]
+    assert lines == [4, 3]
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    assert run_cli(*command[:-1], tmp_path / "alone") == 1
+    assert pictures(out) == pictures(tmp_path / "alone")
+    assert list(table(out)) == list(table(tmp_path / "alone"))
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on(
+    photos: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    real, seen = SaNOnly._compute, []
+
+    def stop(*args: Any) -> Any:
+        seen.append(args)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    out = tmp_path / "out"
+    monkeypatch.setattr(SaNOnly, "_compute", stop)
+    assert run_cli("predict", photos, *NET, "-o", out) == 130
+    assert "the same command goes on from there" in capsys.readouterr().err
+    assert len(list(out.glob("*_label.png"))) == 3
+    assert run_cli("predict", photos, *NET, "-o", out) == 0
+    assert len(list(out.glob("*_label.png"))) == 6
+
+
+# what is meant
+
+
+def test_patterns_keep_their_folders(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("drives/a/1.png", "drives/b/c/1.png", "drives/b/notes.txt", "drives/.h/1.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        to_pil(random_image(16, 16)).save(name, format="PNG")
+    assert run_cli("predict", "drives/**/*", *NET, "-o", "out", "--outputs", "label") == 0
+    assert set(pictures(Path("out"))) == {"a/1_label.png", "b/c/1_label.png"}
+    assert [str(one.path) for one in find_inputs(["drives/*/1.png"])] == ["drives/a/1.png"]
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> None:
+    to_pil(random_image(16, 16)).save(tmp_path / "a[1].png")
+    to_pil(random_image(16, 16)).save(tmp_path / "a1.png")
+    assert [one.path.name for one in find_inputs([tmp_path / "a[1].png"])] == ["a[1].png"]
+
+
+# what is written and said
+
+
+def test_a_panel_shows_image_source_prediction_and_confidence(photos: Path, tmp_path: Path) -> None:
+    kinds = ("label", "color", "confidence", "panel")
+    command = ("predict", photos / "0.png", *NET, "--outputs", *kinds, "-o")
+    assert run_cli(*command, tmp_path / "out") == 0
+    source = ("--method", "source")
+    assert run_cli(*command, tmp_path / "source", *source) == 0
+    panel = np.asarray(PILImage.open(tmp_path / "out" / "0_panel.png"))
+    parts = np.split(panel, 4, axis=1)
+    expected = [
+        photos / "0.png", tmp_path / "source" / "0_color.png", tmp_path / "out" / "0_color.png",
+        tmp_path / "out" / "0_confidence.png",
+    ]  # fmt: skip
+    for part, path in zip(parts, expected, strict=True):
+        assert np.array_equal(part, np.asarray(PILImage.open(path).convert("RGB")))
+
+
+def test_the_table_has_size_time_and_shares(photos: Path, tmp_path: Path) -> None:
+    assert run_cli("predict", photos / "0.png", *NET, "-o", tmp_path / "out") == 0
+    row = table(tmp_path / "out")["0.png"]
+    assert (row["width"], row["height"], row["status"]) == ("40", "24", "done")
+    assert float(row["ms"]) > 0
+    label = np.asarray(PILImage.open(tmp_path / "out" / "0_label.png"))
+    assert float(row["share_road"]) == pytest.approx((label == 0).mean(), abs=1e-5)
+    shares = [float(value) for name, value in row.items() if name.startswith("share_")]
+    assert len(shares) == 9
+    assert sum(shares) == pytest.approx(1, abs=1e-4)
+
+
+def test_json_is_one_object_and_quiet_is_quiet(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    (photos / "bad.png").write_text("no image")
+    command = ("predict", photos, *NET, "-o", tmp_path / "out")
+    assert run_cli(*command, "--json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert {name: said[name] for name in ("files", "done", "failed")} == {
+        "files": 7, "done": 6, "failed": 1,
+    }  # fmt: skip
+    assert said["failures"][0]["file"] == str(photos / "bad.png")
+    assert Path(said["table"]).exists()
+    assert run_cli(*command, "--quiet") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+
+
+def write_bomb(path: Path) -> None:
+    """Write a small file that says it has 3600 million pixels."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + checksum
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 99)))
+
+
+@pytest.mark.slow
+def test_two_hundred_files_of_all_sorts(tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    good = to_pil(random_image(16, 24))
+    deep = PILImage.fromarray(np.arange(384, dtype=np.uint16).reshape(16, 24) * 99)
+    makers: list[tuple[str, Callable[[Path], Any]]] = [
+        ("good.png", good.save),
+        ("good.jpg", good.save),
+        ("deep.png", deep.save),
+        ("cmyk.jpg", good.convert("CMYK").save),
+        ("gray.png", good.convert("L").save),
+        ("cut.png", lambda path: (good.save(path), path.write_bytes(path.read_bytes()[:-200]))),
+        ("empty.png", lambda path: path.write_bytes(b"")),
+        ("text.jpg", lambda path: path.write_text("no image")),
+        ("bomb.png", write_bomb),
+        ("gone.png", lambda path: path.symlink_to("nowhere.png")),
+    ]
+    for number in range(200):
+        name, make = makers[number % 10]
+        make(folder / f"{number:03}_{name}")
+    assert run_cli("predict", folder, *NET, "-o", tmp_path / "out", "--outputs", "label") == 1
+    captured = capsys.readouterr()
+    assert "100 of 200 images segmented" in captured.out
+    assert captured.err.count("not done: ") == 100
+    assert len(pictures(tmp_path / "out")) == 100
+
+
+# settings
+
+
+def test_settings_come_from_a_file_and_flags_count_beside_it(
+    photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    words = ("predict", photos, *NET, "--alpha", "0.2", "-o", tmp_path / "out")
+    assert run_cli(*words, "--print-config") == 0
+    config = tmp_path / "predict.yaml"
+    config.write_text(capsys.readouterr().out)
+    assert not (tmp_path / "out").exists()
+    assert run_cli("predict", "--config", config, "--print-config") == 0
+    assert capsys.readouterr().out == config.read_text()
+    other = ("predict", photos / "0.png", "-o", tmp_path / "other", "--config", config)
+    assert run_cli(*other, "--no-fast", "--alpha=0.4") == 0
+    record = json.loads((tmp_path / "other" / ".predict" / "record.json").read_text())
+    assert record["identity"]["settings"] == {"alpha": 0.4, "fast": False}
+    assert list(record["names"].values()) == ["0"]
+    assert run_cli("predict", "--config", config, "--model", "nowhere") == 2
+    assert "unknown model 'nowhere'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "tune", "evaluate"])
+def test_what_a_recipe_comes_to_is_printed(verb: str, tmp_path: Path, capsys: Any) -> None:
+    command = (verb, "streets-quick", "-o", tmp_path / "run", "--print-config")
+    assert run_cli(*command) == 0
+    assert f"output: {tmp_path / 'run'}" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "fast"),
+    [
+        (["--fast", "{image}"], True),
+        (["--no-fast", "{image}"], False),
+        (["--fast", "false", "{image}"], False),
+        (["--fast=false", "{image}"], False),
+        (["--fast", "true", "{image}"], True),
+    ],
+)
+def test_a_switch_does_not_eat_the_image(
+    words: list[str], fast: bool, photos: Path, tmp_path: Path
+) -> None:
+    words = [word.format(image=photos / "0.png") for word in words]
+    assert run_cli("predict", *words, *NET, "-o", tmp_path / "out") == 0
+    record = json.loads((tmp_path / "out" / ".predict" / "record.json").read_text())
+    assert record["identity"]["settings"] == {"fast": fast}
+
+
+BAD = {
+    "no match": (["{photos}/*.webp"], "matches no image or video"),
+    "unknown output": (["{photos}", "--outputs", "labl"], "did you mean 'label'"),
+    "settings that are no text": (["{photos}", "--config", "{photos}/0.png"], "is no text"),
+    "no such settings": (["{photos}", "--config", "nowhere.yaml"], "nowhere.yaml"),
+    "unknown setting in a file": (["{photos}", "--config", "{photos}/bad.yaml"], "colour"),
+    "fast": (["{photos}", "--fast=perhaps"], "fast"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_asked_wrongly_leaves_nothing(
+    case: str, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    (photos / "bad.yaml").write_text("colour: true\n")
+    words, message = BAD[case]
+    words = [word.format(photos=photos) for word in words]
+    assert run_cli("predict", *words, *NET, "-o", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
