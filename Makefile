@@ -1,11 +1,12 @@
-# make demo   set up, adapt a network to images it was not trained for, write a report
+# make demo   set up, compare methods on streets a network was not trained for, write a page
 # make test   set up, lint, type-check, all tests
+# make docs   set up, build the pages of docs/ into site/
 # make fix    format and repair what can be repaired
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: all demo test fix lint clean
+.PHONY: all demo test browser docs fix lint clean
 
 all: test
 
@@ -19,7 +20,7 @@ all: test
 demo: .venv/done
 	$(BIN)/selfadapt demo -o demo --overwrite
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -n 2
 
 lint: .venv/done
@@ -28,9 +29,18 @@ lint: .venv/done
 	$(BIN)/mypy
 	$(BIN)/codespell
 
+# Tests that look at pages need a browser; without one they are skipped.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+		(apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1 || \
+		echo "no browser could be installed: tests that need one are skipped"
+
+docs: .venv/done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 fix: .venv/done
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv demo build *.egg-info
+	rm -rf .venv demo site build *.egg-info

@@ -52,7 +52,8 @@ def test_predict_writes_four_files_for_each_image(
     assert run("predict", photos, "--model", net, "-o", out, *FAST) == 0
     assert f"2 of 2 images segmented, see {out}" in capsys.readouterr().out
     kinds = ("label", "color", "overlay", "confidence")
-    assert {p.name for p in out.iterdir()} == {f"{n}_{k}.png" for n in "ab" for k in kinds}
+    named = {f"{n}_{k}.png" for n in "ab" for k in kinds} | {"predictions.csv"}
+    assert {p.name for p in out.iterdir() if p.name != ".predict"} == named
     expected = selfadapt.SelfAdapt(selfadapt.load_model(net), steps=1, scales=(0.5,))(
         photos / "a.png"
     )
@@ -117,10 +118,10 @@ def test_an_input_is_never_replaced(net: Path, photos: Path, capsys: Any) -> Non
 def test_running_out_of_memory_is_said(
     net: Path, photos: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("selfadapt.predict.write_result", full)
+    monkeypatch.setattr("selfadapt.predict.stream.write_result", full)
     assert run("predict", photos, "--model", net, "-o", tmp_path / "masks", *FAST) == 1
     assert "out of memory: try a smaller --max-pixels" in capsys.readouterr().err
 
@@ -136,7 +137,7 @@ def test_an_unreadable_image_is_listed_and_the_rest_is_done(
     assert re.search(r"not done: .*aa.png is not an image file", captured.err)
     assert re.search(r"not done: .*no image file .*gone.png", captured.err)
     assert "2 of 4 images segmented" in captured.out
-    assert len(list(out.iterdir())) == 8
+    assert len(list(out.glob("*.png"))) == 8
 
 
 @pytest.mark.parametrize("method", selfadapt.METHODS)
@@ -227,7 +228,7 @@ BAD = {
         ["{photos}", "--device", "cuda:7"],
         "there is no device 'cuda:7'",
     ),
-    "no images": ([], "IMAGE|images"),
+    "no images": ([], "at least one IMAGE is needed"),
     "unknown method": (
         ["{photos}", "--method", "self-adpt"],
         "unknown method 'self-adpt'; did you mean 'self-adapt'",
@@ -259,7 +260,7 @@ BAD = {
     ),
     "no weights": (
         ["{photos}", "--model", "hrnet_w18"],
-        "hrnet_w18 comes without weights: give weights=FILE, of the whole network",
+        "hrnet_w18 comes without weights: give those of the whole network, weights=FILE",
     ),
     "no weights file": (
         ["{photos}", "--model", "hrnet_w18", "--weights", "w.pth"],
@@ -294,12 +295,12 @@ def test_ctrl_c_ends_cleanly(
 ):
     written = []
 
-    def stop(*args: Any) -> None:
+    def stop(*args: Any, **_: Any) -> None:
         if written:
             raise KeyboardInterrupt
         written.append(args)
 
-    monkeypatch.setattr("selfadapt.predict.write_result", stop)
+    monkeypatch.setattr("selfadapt.predict.stream.write_result", stop)
     assert run("predict", photos, "--model", net, "-o", tmp_path / "masks", *FAST) == 130
     assert "stopped" in capsys.readouterr().err
 
@@ -310,7 +311,7 @@ def test_version_and_help() -> None:
     assert version.stdout.strip() == selfadapt.__version__
     text = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
     assert all(verb in text for verb in VERBS)
-    assert len(text.splitlines()) < 25
+    assert len(text.splitlines()) <= 14 + len(VERBS), "one line for each verb"
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -1,0 +1,122 @@
+"""The command line: one verb for each thing to do, flags made from signatures.
+
+Exit codes: 0 done, 1 done in part, 2 asked wrongly or stopped by an error, 130 stopped by Ctrl-C.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+import torch
+from jsonargparse import set_parsing_settings
+
+from selfadapt import __version__
+from selfadapt.cli.export import EXPORT
+from selfadapt.cli.lists import LIST_METHODS, LIST_MODELS
+from selfadapt.cli.look import BENCH, CHECK_DATA, DEMO
+from selfadapt.cli.runs import EVALUATE, REPORT, TRAIN, TUNE
+from selfadapt.cli.segment import PREDICT
+from selfadapt.cli.serve import SERVE
+from selfadapt.cli.verbs import RECIPE_VERBS, Parser
+from selfadapt.cli.words import spelled
+from selfadapt.recipes import find_recipe
+
+USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
+VERBS = {
+    "predict": PREDICT,
+    "serve": SERVE,
+    "export": EXPORT,
+    "train": TRAIN,
+    "tune": TUNE,
+    "evaluate": EVALUATE,
+    "report": REPORT,
+    "check-data": CHECK_DATA,
+    "methods": LIST_METHODS,
+    "models": LIST_MODELS,
+    "bench": BENCH,
+    "demo": DEMO,
+}
+Parser.verbs = VERBS
+set_parsing_settings(docstring_parse_attribute_docstrings=True, add_print_completion_argument=True)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run one verb and exit with its code."""
+    words = sys.argv[1:] if args is None else list(args)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda text, *_, **__: print(f"note: {text}", file=sys.stderr)
+            parser = _parser()
+            parsed = parser.instantiate(parser.parse_args(_with_recipe(spelled(words))))
+            code = VERBS[parsed.verb].run(parsed[parsed.verb])
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except USER_ERRORS as error:
+        print(f"selfadapt {words[0]}: {error}", file=sys.stderr)
+        code = 2
+    except torch.OutOfMemoryError as error:
+        where = f" ({error})" if words[0] in ("evaluate", "tune") else ""
+        smaller = {"train": "--batch or --augment.crop", "predict": "--max-pixels"}
+        advice = smaller.get(words[0], "scale of the domains, or max_pixels among the settings")
+        print(f"out of memory{where}: try a smaller {advice}, or the CPU", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        print("stopped; what has been written is complete", file=sys.stderr)
+        if words[0] in (*RECIPE_VERBS, "predict"):
+            print("the same command goes on from there", file=sys.stderr)
+        code = 130
+    shared = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if shared and code in (0, 1):
+        torch.distributed.destroy_process_group()  # else its threads may abort the process
+    sys.exit(code)
+
+
+def _with_recipe(words: list[str]) -> list[str]:
+    """Spell the recipe that follows a verb as a flag, which is what a file of settings is."""
+    if len(words) < 2 or words[0] not in RECIPE_VERBS or words[1].startswith("-"):
+        return words
+    path = find_recipe(words[1], RECIPE_VERBS[words[0]])
+    try:
+        empty = not path.read_text().strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"a recipe must be a YAML file, but {path} is no text") from error
+    if empty:
+        raise ValueError(f"the recipe {path} is empty")
+    return [words[0], "--recipe", str(path), *words[2:]]
+
+
+class _Front(Parser):
+    """Says on one screen what there is to do."""
+
+    def format_help(self, *_: object, **__: object) -> str:
+        verbs = "\n".join(f"  {name:12}{verb.help}" for name, verb in self.verbs.items())
+        return HELP.replace("VERBS", verbs)
+
+
+HELP = """usage: selfadapt VERB ...
+
+Segmentation networks that adapt themselves to each image.
+
+VERBS
+
+  selfadapt VERB --help      all about a verb, with an example
+  --version                  the version
+  --print_completion SHELL   words that SHELL completes, such as shtab-bash
+"""
+
+
+def _parser() -> Parser:
+    parser = _Front(prog="selfadapt")
+    parser.add_argument("--version", action="version", version=__version__)
+    verbs = parser.add_subcommands(dest="verb", metavar="VERB", required=True)
+    for name, verb in VERBS.items():
+        sub = Parser(
+            description=verb.help,
+            epilog=f"example: {verb.example}",
+            print_config="--print-config",
+        )
+        verb.add_arguments(sub)
+        verbs.add_subcommand(name, sub, help=verb.help)
+    return parser

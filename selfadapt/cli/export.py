@@ -1,0 +1,81 @@
+"""``selfadapt export``: a network with SaN as a file for other programs."""
+
+import sys
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from selfadapt.bench import parse_size
+from selfadapt.cli.opening import model_arguments, open_models
+from selfadapt.cli.verbs import Verb
+from selfadapt.export.trace import SIZES, check_exportable, trace
+from selfadapt.export.writing import check_output, write_onnx, write_program
+from selfadapt.methods import check_method
+from selfadapt.norm import Alpha, check_alpha
+
+WRITERS = {"onnx": write_onnx, "pt2": write_program}
+
+
+def _export_arguments(parser: ArgumentParser) -> None:
+    model_arguments(parser)
+    parser.add_argument(
+        "--method", default="san", metavar="NAME", help="One forward pass: san, source or p-bn."
+    )
+    parser.add_argument(
+        "--alpha",
+        type=Alpha,
+        help="Weight of the image statistics in SaN, 0 to 1; or weights by name pattern. Of san.",
+    )
+    parser.add_argument("--onnx", type=Path, metavar="FILE", help="Write an ONNX file.")
+    parser.add_argument("--pt2", type=Path, metavar="FILE", help="Write a torch.export program.")
+    parser.add_argument(
+        "--size", help="The only size the graph is to take, such as 1024x512; else any."
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace files that are there.")
+
+
+def _export(args: Namespace) -> int:
+    files = _files(args)
+    size = None if args.size is None else parse_size(args.size)
+    _check(args)
+    (model,) = open_models(args)
+    try:
+        traced = trace(model, method=args.method, alpha=args.alpha, size=size)
+    except TypeError as error:  # the network is no segmentation network
+        raise ValueError(str(error)) from error
+    for note in traced.notes:
+        print(f"note: {note}", file=sys.stderr)
+    for kind, path in files.items():
+        difference = WRITERS[kind](traced, path)
+        sizes = f"{len(SIZES)} sizes" if size is None else args.size
+        print(f"{path} written; probabilities differ by at most {difference:.1e}, at {sizes}")
+    return 0
+
+
+def _files(args: Namespace) -> dict[str, Path]:
+    """Return the files to write, by kind, if they can be written."""
+    files = {kind: args[kind] for kind in WRITERS if args[kind] is not None}
+    if not files:
+        raise ValueError("there is nothing to write: name a file with --onnx, --pt2 or both")
+    return {kind: check_output(path, f".{kind}", args.overwrite) for kind, path in files.items()}
+
+
+def _check(args: Namespace) -> None:
+    """Raise ValueError where flags do not go together, before a network is opened."""
+    check_exportable(args.method)
+    if args.alpha is not None:
+        check_method(args.method, ["alpha"])
+        check_alpha(args.alpha)
+    if len(args.model) > 1:
+        raise ValueError(f"one network is exported at a time, got {len(args.model)} --model")
+    if args.device not in ("auto", "cpu"):
+        raise ValueError(f"a graph is recorded on the CPU, and runs anywhere; got {args.device}")
+    args.device = "cpu"
+
+
+EXPORT = Verb(
+    "Write SaN as an ONNX file or torch.export program.",
+    "selfadapt export --model net.safetensors --alpha 0.1 --onnx net.onnx",
+    _export_arguments,
+    _export,
+)

@@ -1,0 +1,121 @@
+"""``selfadapt methods`` and ``selfadapt models``: what there is."""
+
+import json
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+
+from selfadapt import METHODS, MODELS, Interface, create_model
+from selfadapt.cli.opening import NOT_FLAGS, setting_texts
+from selfadapt.cli.verbs import Verb, json_argument
+from selfadapt.methods import check_method, settings_of
+from selfadapt.models.families import adapted_parameters
+from selfadapt.norm import find_san
+
+
+def _methods_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="Show the settings of one.")
+    json_argument(parser)
+
+
+def _methods(args: Namespace) -> int:
+    if args.name is not None:
+        check_method(args.name, {})
+    names = METHODS if args.name is None else [args.name]
+    if args.json:
+        print(json.dumps({name: _method(name) for name in names}, default=str))
+        return 0
+    for name in names:
+        print(f"{name:12} {_summary(name)}")
+    if args.name is not None:
+        for setting, about in _method(args.name)["settings"].items():
+            python = "" if about["flag"] else " In Python only."
+            print(f"  {setting:12} {about['default']!r:20} {about['help']}{python}")
+    return 0
+
+
+def _method(name: str) -> dict[str, Any]:
+    """Return what there is to know of a method."""
+    texts = setting_texts(name)
+    settings = {
+        setting: {
+            "default": parameter.default,
+            "help": texts[setting],
+            "flag": setting not in NOT_FLAGS,
+        }
+        for setting, parameter in settings_of(name).items()
+    }
+    return {"summary": _summary(name), "settings": settings}
+
+
+def _summary(name: str) -> str:
+    """Return the first line of what a method says about itself."""
+    return (METHODS[name].__doc__ or "").split("\n")[0]
+
+
+def _models(args: Namespace) -> int:
+    if args.json:
+        print(json.dumps({name: _model(name) for name in MODELS}))
+        return 0
+    for name in MODELS:
+        about = _model(name)
+        if "missing" in about:
+            print(f"{name}: {about['missing']}\n")
+            continue
+        options = about.pop("options")
+        print(f"{name}: output stride {about['stride']}")
+        print(f"  input       RGB, mean {about['mean']}, std {about['std']}")
+        print(
+            f"  parameters  {about['parameters'] / 1e6:.2f} M with 19 classes; published: "
+            f"{about['published']}"
+        )
+        print(f"  adapts      {about['adapts']}")
+        print(f"  SaN         {about['san']}")
+        for option, values in options.items():
+            print(f"  {option:11} {' | '.join(values)}")
+        print()
+    print(ADDRESSES)
+    return 0
+
+
+def _model(name: str) -> dict[str, Any]:
+    """Return what there is to know of a network, or which library it needs."""
+    try:
+        with torch.device("meta"):
+            model = create_model(name)
+    except ModuleNotFoundError as error:
+        return {"missing": str(error)}
+    architecture = MODELS[name]
+    interface = architecture.interface or Interface()
+    return {
+        "stride": architecture.stride,
+        "mean": interface.mean,
+        "std": interface.std,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "published": architecture.published,
+        "adapts": adapted_parameters(model).reason,
+        "san": str(find_san(model, 0.1)),
+        "options": dict(architecture.options),
+    }
+
+
+ADDRESSES = """any other network, by address:
+  torchvision:deeplabv3_resnet50    a segmentation network of torchvision
+  smp:Unet/resnet34                 any of segmentation-models-pytorch; timm's encoders are tu-NAME
+  smp:FOLDER                        what its save_pretrained wrote
+  hf:OWNER/NAME or hf:FOLDER        a network on the Hugging Face hub, or in a folder
+  my_module:my_function             code of your own on the Python path; needs --trust"""
+
+LIST_METHODS = Verb(
+    "List the methods, or the settings of one.",
+    "selfadapt methods tent",
+    _methods_arguments,
+    _methods,
+)
+LIST_MODELS = Verb(
+    "List the networks by name, and how to address others.",
+    "selfadapt models",
+    json_argument,
+    _models,
+)

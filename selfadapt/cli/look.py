@@ -1,0 +1,179 @@
+"""``selfadapt demo``, ``check-data`` and ``bench``: look at what it does, at data, at time."""
+
+import json
+import sys
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from selfadapt import MODELS
+from selfadapt.bench import (
+    COLUMNS,
+    NETWORKS,
+    SIZES,
+    STEPS,
+    Timing,
+    as_cells,
+    machine,
+    run_bench,
+    write_bench,
+)
+from selfadapt.checks import check_number
+from selfadapt.cli.opening import SHIPPED, device_argument, model_arguments, open_models
+from selfadapt.cli.verbs import Verb, json_argument
+from selfadapt.data import DATASETS
+from selfadapt.data.check import Report, run_check
+from selfadapt.demo import demo, demo_images
+from selfadapt.demo.run import OWN, STREETS
+from selfadapt.devices import find_device
+from selfadapt.files import make_folder
+from selfadapt.names import nearest
+from selfadapt.streets import TARGETS
+
+
+def _demo_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--image", nargs="+", metavar="IMAGE", help="Images of your own, or folders of them."
+    )
+    parser.add_argument(
+        "--looks", nargs="+", default=list(TARGETS), help=f"Without --image: {', '.join(TARGETS)}."
+    )
+    parser.add_argument("--scenes", type=int, default=2, help="Scenes of each look.")
+    parser.add_argument("--steps", type=int, default=10, help="Gradient steps of an image.")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="Folder to write to."
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace a page that is there.")
+    model_arguments(parser, default=SHIPPED)
+
+
+def _demo(args: Namespace) -> int:
+    check_number("steps", args.steps, 0, whole=True)
+    if not args.image:
+        if args.model or args.weights or args.classes:
+            raise ValueError("the built-in streets are segmented by their own network; a --model "
+                             "of yours needs an --image")  # fmt: skip
+        demo(
+            args.output, looks=args.looks, scenes=args.scenes, steps=args.steps,
+            device=find_device(args.device), overwrite=args.overwrite,
+        )  # fmt: skip
+        return 0
+    args.model = args.model or [SHIPPED]
+    if len(args.model) > 1:
+        raise ValueError(f"the demo takes one --model, got {len(args.model)}")
+    (model,) = open_models(args)
+    settings = STREETS if args.model == [SHIPPED] else OWN
+    demo_images(
+        args.output, args.image, model, model.spec.classes, settings=settings, steps=args.steps,
+        overwrite=args.overwrite,
+    )  # fmt: skip
+    return 0
+
+
+def _check_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("dataset", metavar="DATASET", help=f"One of {', '.join(DATASETS)}.")
+    parser.add_argument("root", nargs="?", metavar="ROOT", help="The folder it lies in.")
+    parser.add_argument("--split", help="Check this split only.")
+    parser.add_argument(
+        "--classes", nargs="+", help="Of folder: the name of a class space, or the classes by id."
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="PNG", help="Write pictures with their labels."
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace the PNG if it is there.")
+    json_argument(parser)
+
+
+def _check_data(args: Namespace) -> int:
+    classes = args.classes
+    if classes is not None and len(classes) == 1:
+        classes = classes[0]
+    return run_check(
+        args.dataset, args.root, split=args.split, classes=classes, output=args.output,
+        overwrite=args.overwrite, say=_print_json if args.json else None,
+    )  # fmt: skip
+
+
+def _print_json(report: Report) -> None:
+    found = {
+        "pairs": {split.dataset.name: len(split.listing.pairs) for split in report.splits},
+        "problems": report.problems,
+        "notes": report.notes,
+        "shares": report.frequencies,
+    }
+    print(json.dumps(found))
+
+
+def _bench_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), help="Names of networks.")
+    parser.add_argument(
+        "--sizes", nargs="+", default=list(SIZES), help="Widths and heights, such as 1280x720."
+    )
+    parser.add_argument(
+        "--steps", nargs="+", type=int, default=list(STEPS), help="Numbers of steps."
+    )
+    parser.add_argument(
+        "--adapt", nargs="+", help="Name patterns of the layers to adapt, if not the default."
+    )
+    parser.add_argument("--repeats", type=int, default=10, help="Runs of each, once prepared.")
+    device_argument(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="Write bench.md, .csv, .json and .png."
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace a bench that is there.")
+
+
+def _bench(args: Namespace) -> int:
+    for name in args.networks:
+        if name not in MODELS:
+            known = ", ".join(MODELS)
+            raise ValueError(f"unknown network {name!r};{nearest(name, MODELS)} known: {known}")
+    for number in (args.repeats, *args.steps):
+        check_number("steps and repeats", number, 1, whole=True)
+    device = find_device(args.device)
+    if args.output:
+        present = args.output / "bench.json"
+        if present.exists() and not args.overwrite:
+            raise FileExistsError(
+                f"{present} would be replaced; choose another folder or say --overwrite"
+            )
+        make_folder(args.output)
+
+    def keep(rows: list[Timing]) -> None:
+        if args.output:
+            write_bench(rows, machine(device), args.output)
+
+    rows = run_bench(
+        args.networks, args.sizes, args.steps, device=device, adapt=args.adapt,
+        repeats=args.repeats, keep=keep,
+    )  # fmt: skip
+    table = Table(*COLUMNS, box=SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*as_cells(row))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    if args.output and rows:
+        print(f"written to {args.output}")
+    return 0
+
+
+DEMO = Verb(
+    "See methods side by side, on built-in streets or your images.",
+    "selfadapt demo --image street.jpg --model net.safetensors -o demo",
+    _demo_arguments,
+    _demo,
+)
+CHECK_DATA = Verb(
+    "Look through a dataset for what is missing or broken.",
+    "selfadapt check-data cityscapes /data/cityscapes -o sheet.png",
+    _check_arguments,
+    _check_data,
+)
+BENCH = Verb(
+    "Measure what networks and methods take here.",
+    "selfadapt bench --sizes 1280x720 -o bench",
+    _bench_arguments,
+    _bench,
+)

@@ -1,0 +1,175 @@
+"""Flags that name a network and a method, made from signatures, and what they open."""
+
+from argparse import SUPPRESS, Action
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import docstring_parser
+from jsonargparse import ActionYesNo, ArgumentParser, Namespace
+
+from selfadapt import METHODS, create_method, open_model
+from selfadapt.devices import find_device
+from selfadapt.fast import Fast
+from selfadapt.method import Method
+from selfadapt.methods import Segments, check_method, settings_of
+
+NOT_FLAGS = {"views", "interface", "compare"}
+SHIPPED = "streets"
+"""The network that comes with the package."""
+SWITCHES = (bool, bool | Fast)
+LISTS: dict[Any, type] = {Sequence[float]: float, Sequence[str] | None: str}
+
+
+class Given(list[str]):
+    """Words that were given by flag, not by a file of settings."""
+
+
+class Collect(Action):
+    """Takes a flag that may be given several times; these count in place of those of a file."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, flag: str | None = None) -> None:
+        """Add a word to those before."""
+        before = getattr(namespace, self.dest, None)
+        kept = before if isinstance(before, Given) else ()
+        setattr(namespace, self.dest, Given([*kept, value]))
+
+
+def as_list(value: Any) -> list[str]:
+    """Return what a file of settings may give as one text or as a list."""
+    return [value] if isinstance(value, str) else [str(one) for one in value or ()]
+
+
+def model_arguments(
+    parser: ArgumentParser, *, several: str | None = None, default: str | None = None
+) -> None:
+    """Add the flags that name a network.
+
+    Args:
+        parser: Where to add them.
+        several: What more than one network is for, if that makes sense.
+        default: The network that is taken where none is named.
+    """
+    text = "A file saved by save_model; or a name or address, see selfadapt models."
+    if several is not None:
+        text += f" Once more for each network {several}."
+    if default is not None:
+        text += f" By default {default}."
+    parser.add_argument(
+        "--model", action=Collect, required=default is None, metavar="MODEL", help=text
+    )
+    parser.add_argument(
+        "--weights", action=Collect, metavar="FILE", help="Weights, one for each --model by name."
+    )
+    parser.add_argument(
+        "--classes", metavar="CLASSES", help="Their number, or the name of a class space."
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="Run code of your own at --model MODULE:FUNCTION."
+    )
+    device_argument(parser)
+
+
+def device_argument(parser: ArgumentParser) -> None:
+    """Add the flag that says where to compute."""
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU if there is one."
+    )
+
+
+def method_arguments(parser: ArgumentParser) -> None:
+    """Add the flags that name a method, and those of its settings."""
+    parser.add_argument(
+        "--method", default="self-adapt", metavar="NAME", help="See selfadapt methods."
+    )
+    group = parser.add_argument_group("settings of the method")
+    for name, setting in _settings().items():
+        group.add_argument(_flag(name), default=SUPPRESS, **setting)
+
+
+@cache
+def _settings() -> dict[str, dict[str, Any]]:
+    """Return every setting of every method that can be given by flag, and how it is parsed."""
+    found: dict[str, dict[str, Any]] = {}
+    for method in METHODS:
+        texts = setting_texts(method)
+        for name, parameter in settings_of(method).items():
+            if name not in NOT_FLAGS | set(found):
+                kind = parameter.annotation
+                shape: dict[str, Any] = {"type": kind}
+                if kind in LISTS:
+                    shape = {"nargs": "+", "type": LISTS[kind]}
+                elif kind in SWITCHES:
+                    shape = {"action": ActionYesNo(no_prefix="no-")}
+                owners = [other for other in METHODS if name in settings_of(other)]
+                text = texts[name]
+                if len(owners) < len(METHODS):
+                    text += f" Of {', '.join(owners)}."
+                named = {} if kind in SWITCHES else {"metavar": name.upper()}
+                found[name] = {**shape, **named, "help": text}
+    return found
+
+
+def _flag(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
+
+
+def switches() -> list[str]:
+    """Return the flags that are on or off."""
+    return [_flag(name) for name, shape in _settings().items() if "action" in shape]
+
+
+def setting_texts(method: str) -> dict[str, str]:
+    """Return what each setting of a method means, from the docstrings of the classes."""
+    texts = {}
+    for owner in (Method, METHODS[method]):
+        for parameter in docstring_parser.parse(owner.__doc__ or "").params:
+            text = " ".join((parameter.description or "").split())
+            texts[parameter.arg_name] = text.replace("``", "")
+    return {setting: texts[setting] for setting in settings_of(method)}
+
+
+def open_models(args: Namespace) -> list[Any]:
+    """Return the networks that are asked for, where they are to compute."""
+    classes = args.classes
+    if classes is not None and str(classes).isdigit():
+        classes = int(classes)
+    device = find_device(args.device)
+    places = as_list(args.model)
+    weights: Sequence[str | None] = as_list(args.weights) or [None] * len(places)
+    if len(weights) != len(places):
+        raise ValueError(f"got {len(weights)} --weights for {len(places)} --model")
+    models = []
+    for place, file in zip(places, weights, strict=True):
+        model = open_model(place, weights=file, classes=classes, trust=args.trust)
+        try:
+            models.append(model.to(device))
+        except NotImplementedError as error:
+            raise ValueError(f"{place} cannot be moved to {device}: {error}") from error
+    return models
+
+
+def given_settings(args: Namespace) -> dict[str, Any]:
+    """Return the settings of the method that were given."""
+    return {name: args[name] for name in _settings() if name in args}
+
+
+def open_method(
+    args: Namespace, *, compare: bool = False
+) -> tuple[Segments, tuple[str, ...], list[Any]]:
+    """Return the method that is asked for, the names of its classes, and its networks.
+
+    With ``compare``, it also predicts with the network as trained.
+    """
+    given = given_settings(args)
+    check_method(args.method, given)
+    places = as_list(args.model)
+    if len(places) > 1 and args.method != "ensemble":
+        raise ValueError(f"--method {args.method} takes one --model, got {len(places)}")
+    models = open_models(args)
+    network = models if args.method == "ensemble" else models[0]
+    try:
+        method = create_method(args.method, network, compare=compare, **given)
+    except TypeError as error:  # the network is no segmentation network, or a setting no number
+        raise ValueError(str(error)) from error
+    return method, models[0].spec.classes, models

@@ -1,0 +1,92 @@
+"""``selfadapt train``, ``tune``, ``evaluate`` and ``report``: runs by recipe."""
+
+import json
+import os
+from dataclasses import fields
+
+from jsonargparse import ArgumentParser, Namespace
+
+from selfadapt.cli.verbs import Verb, json_argument, output_arguments, recipe_argument
+from selfadapt.protocol import EvaluateConfig, evaluate, read_results
+from selfadapt.protocol.summary import print_summary, summary
+from selfadapt.report import write_report
+from selfadapt.train import TrainConfig, train
+
+
+def _train_arguments(parser: ArgumentParser) -> None:
+    recipe_argument(parser)
+    output_arguments(parser)
+    parser.add_class_arguments(TrainConfig)
+
+
+def _train(args: Namespace) -> int:
+    names = (f.name for f in fields(TrainConfig))
+    config = TrainConfig(**{name: args[name] for name in names})
+    train(config, args.output, overwrite=args.overwrite)
+    return 0
+
+
+def _evaluate_arguments(parser: ArgumentParser) -> None:
+    recipe_argument(parser)
+    output_arguments(parser)
+    parser.add_argument(
+        "--retry", action="store_true", help="Try images again that could not be segmented."
+    )
+    json_argument(parser)
+    parser.add_class_arguments(EvaluateConfig)
+
+
+def _evaluate(args: Namespace, *, only_tune: bool = False) -> int:
+    config = EvaluateConfig(**{f.name: args[f.name] for f in fields(EvaluateConfig)})
+    folder = evaluate(
+        config, args.output, overwrite=args.overwrite, retry=args.retry, only_tune=only_tune
+    )
+    if int(os.environ.get("RANK", 0)) > 0:
+        return 0
+    results = read_results(folder)
+    if not args.json:
+        return print_summary(results, folder, only_tune=only_tune)
+    found = summary(results)
+    print(json.dumps({"folder": str(folder), **found}))
+    return 1 if found["failures"] else 0
+
+
+def _tune(args: Namespace) -> int:
+    return _evaluate(args, only_tune=True)
+
+
+def _report_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="Folder of an evaluation.")
+    output_arguments(parser)
+
+
+def _report(args: Namespace) -> int:
+    page = write_report(args.run, args.output, overwrite=args.overwrite)
+    print(f"the report is in {page}")
+    return 0
+
+
+TRAIN = Verb(
+    "Train a network on a source domain, or go on with it.",
+    "selfadapt train streets-quick -o run",
+    _train_arguments,
+    _train,
+)
+TUNE = Verb(
+    "Choose the settings of methods on a validation domain.",
+    "selfadapt tune streets-quick -o run",
+    _evaluate_arguments,
+    _tune,
+)
+EVALUATE = Verb(
+    "Tune on a validation domain, then score the targets.",
+    "selfadapt evaluate streets-quick -o run",
+    _evaluate_arguments,
+    _evaluate,
+)
+REPORT = Verb(
+    "Write the page, tables and figures of an evaluation.",
+    "selfadapt report run -o report",
+    _report_arguments,
+    _report,
+)

@@ -1,0 +1,153 @@
+"""``selfadapt predict``: images and videos to masks."""
+
+import json
+import os
+import sys
+from argparse import SUPPRESS
+from contextlib import closing
+from typing import Any
+
+import torch
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+
+from selfadapt.cli.opening import (
+    as_list,
+    given_settings,
+    method_arguments,
+    model_arguments,
+    open_method,
+)
+from selfadapt.cli.progress import Bar
+from selfadapt.cli.verbs import Verb, json_argument, output_arguments
+from selfadapt.extras import need
+from selfadapt.fast.graphs import RECORD_AT
+from selfadapt.journal import Journal
+from selfadapt.models.spec import fingerprint
+from selfadapt.predict import (
+    DEFAULT,
+    OUTPUTS,
+    Key,
+    PredictFolder,
+    Run,
+    Summary,
+    check_outputs,
+    find_inputs,
+)
+
+MOST_NOTES = 20
+"""How many notes are printed."""
+
+
+def _predict_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "images",
+        nargs="*",
+        default=SUPPRESS,
+        metavar="IMAGE",
+        help="Images, videos, folders of them, or patterns in quotes: 'day*/**/*.png'.",
+    )
+    parser.add_argument(
+        "--config",
+        action=ActionConfigFile,
+        help="YAML file of these settings. What is given beside it counts.",
+    )
+    model_arguments(parser, several="of --method ensemble")
+    output_arguments(parser)
+    known = "; ".join(f"{kind}: {text}" for kind, text in OUTPUTS.items())
+    parser.add_argument(
+        "--outputs", nargs="+", default=list(DEFAULT), metavar="KIND", help=f"{known}."
+    )
+    parser.add_argument(
+        "--retry", action="store_true", help="Try files again that could not be segmented."
+    )
+    parser.add_argument(
+        "--quiet", action="store_true", help="Show no progress and no summary, only what failed."
+    )
+    json_argument(parser)
+    method_arguments(parser)
+
+
+def _predict(args: Namespace) -> int:
+    outputs = check_outputs(as_list(args.outputs))
+    words = as_list(args.get("images"))
+    if not words:
+        raise ValueError("at least one IMAGE is needed: a file, a folder or a pattern")
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if args.retry and world > 1:
+        raise ValueError("several processes cannot retry together: start one with --retry")
+    folder = PredictFolder(args.output, outputs, rank, world)
+    inputs = folder.plan(find_inputs(words), overwrite=args.overwrite)
+    if any(one.is_video for one in inputs):
+        need("av", "video")
+    method, classes, networks = open_method(args, compare="panel" in outputs)
+    identity = {
+        "method": args.method,
+        "settings": given_settings(args),
+        "networks": [fingerprint(network) for network in networks],
+        "outputs": outputs,
+    }
+    folder.open(identity, inputs, overwrite=args.overwrite)
+    quiet = args.quiet or rank > 0
+    with closing(Journal(folder.rows, Key, rank)) as journal, Bar(args.method, quiet=quiet) as bar:
+        if args.retry:
+            journal.forget_errors()
+
+        def show(done: int, total: int, doing: str) -> None:
+            preparing = torch.cuda.is_available() and done < RECORD_AT
+            bar(done, total, doing or ("preparing" if preparing else ""))
+
+        summary = Run(folder, journal, method, classes, inputs, show)()
+    return 0 if summary is None else _tell(summary, args)
+
+
+def _tell(summary: Summary, args: Namespace) -> int:
+    """Print what came of a run; return 1 if something failed, else 0."""
+    notes = [_about(note, files, summary.num_files) for note, files in summary.notes.items()]
+    if len(notes) > MOST_NOTES:
+        more = f"{len(notes) - MOST_NOTES} more notes are in {summary.table}"
+        notes = [*notes[:MOST_NOTES], more]
+    for note in notes if not args.quiet else ():
+        print(f"note: {note}", file=sys.stderr)
+    for file, reason in summary.failures.items():
+        text = reason if file in reason else f"{file}: {reason}"
+        print(f"not done: {text}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(_as_json(summary, args)))
+    elif not args.quiet:
+        done = summary.num_files - len(summary.failures)
+        before = f" ({summary.num_before} before)" if summary.num_before else ""
+        print(f"{done} of {summary.num_files} images segmented{before}, see {args.output}")
+    return 1 if summary.failures else 0
+
+
+def _about(note: str, files: list[str], num_files: int) -> str:
+    """Return a note, with the files it is of unless that is all of them."""
+    if len(files) == 1 and num_files > 1:
+        return f"{files[0]}: {note}"
+    if len(files) < num_files:
+        return f"{note} ({len(files)} files, the first is {files[0]})"
+    return note
+
+
+def _as_json(summary: Summary, args: Namespace) -> dict[str, Any]:
+    failures = [{"file": file, "reason": text} for file, text in summary.failures.items()]
+    return {
+        "files": summary.num_files,
+        "done": summary.num_files - len(failures),
+        "before": summary.num_before,
+        "failed": len(failures),
+        "failures": failures,
+        "folder": str(args.output),
+        "outputs": check_outputs(as_list(args.outputs)),
+        "table": str(summary.table),
+        "notes": summary.notes,
+        "seconds": round(summary.seconds, 3),
+    }
+
+
+PREDICT = Verb(
+    "Segment images and videos, by any method.",
+    "selfadapt predict street.jpg --model net.safetensors -o masks",
+    _predict_arguments,
+    _predict,
+)

@@ -1,0 +1,87 @@
+"""``selfadapt serve``: the web app."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from selfadapt.cli.opening import SHIPPED, model_arguments, open_models
+from selfadapt.cli.verbs import Verb
+from selfadapt.demo.run import STREETS
+from selfadapt.extras import need
+
+
+def _serve_arguments(parser: ArgumentParser) -> None:
+    model_arguments(parser, several="to choose from", default=SHIPPED)
+    parser.add_argument("--port", type=int, default=7860, help="Port to listen at; 0: any.")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="Address to listen at. Others than this machine reach it only where this is given: "
+        "0.0.0.0 lets in all who can reach this machine.",
+    )
+    parser.add_argument(
+        "--max-mb", type=float, default=20.0, help="Image files that are larger are refused."
+    )
+    parser.add_argument(
+        "--max-megapixels", type=float, default=32.0, help="Images with more are refused."
+    )
+    parser.add_argument(
+        "--max-pixels",
+        type=int,
+        help="Larger images are scaled down to this many pixels, and masks are brought back. By "
+        "default 294912 (384 x 768), on a GPU 2097152.",
+    )
+
+
+def _serve(args: Namespace) -> int:
+    need("gradio", "app")
+    from selfadapt.app.run import Network
+    from selfadapt.app.server import is_local, serve
+    from selfadapt.app.uploads import PIXELS, Limits
+
+    args.model = args.model or [SHIPPED]
+    models = open_models(args)
+    device = next(models[0].parameters()).device.type
+    limits = Limits(
+        megabytes=args.max_mb,
+        megapixels=args.max_megapixels,
+        max_pixels=PIXELS.get(device, PIXELS["cpu"])
+        if args.max_pixels is None
+        else args.max_pixels,
+    )
+    networks: dict[str, Any] = {}
+    for place, model in zip(args.model, models, strict=True):
+        chosen = STREETS["self-adapt"] if place == SHIPPED else {}
+        try:
+            networks[_name(place, networks)] = Network(model, chosen)
+        except TypeError as error:  # it is no segmentation network
+            raise ValueError(str(error)) from error
+    if not is_local(args.host):
+        print(f"note: all who can reach {args.host} can use this", file=sys.stderr)
+    serve(networks, limits, args.host, args.port, _say)
+    print("stopped", file=sys.stderr)
+    return 0
+
+
+def _name(place: str, taken: dict[str, Any]) -> str:
+    """Return what a network is called on the page, which does not say where it lies."""
+    name = base = Path(place).stem if Path(place).exists() else place
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{base} ({number})"
+    return name
+
+
+def _say(address: str) -> None:
+    print(f"the page is at {address}, Ctrl-C ends it", flush=True)
+
+
+SERVE = Verb(
+    "Serve a web page that adapts to images dropped on it.",
+    "selfadapt serve --model net.safetensors",
+    _serve_arguments,
+    _serve,
+)

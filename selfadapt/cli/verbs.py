@@ -1,0 +1,99 @@
+"""What a verb of the command line is, how words are parsed, and flags that several verbs have."""
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+
+from selfadapt.names import nearest
+from selfadapt.recipes import Kind
+from selfadapt.train import settings
+
+RECIPE_VERBS: dict[str, Kind] = {"train": "train", "evaluate": "evaluate", "tune": "evaluate"}
+KINDS = {
+    "list": "a list such as '[1, 2]'", "tuple": "a pair such as '[1, 2]'", "str": "text",
+    "tuple with 2 elements": "a pair such as '[1, 2]'", "int": "a whole number",
+    "float": "a number", "bool": "true or false", "dict": "names and values", "NoneType": "null",
+    "list[str]": "a list of texts",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A thing to do: what it is, how it is asked for, and the function that does it."""
+
+    help: str
+    example: str
+    add_arguments: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace], int]
+
+
+class Parser(ArgumentParser):
+    """Says in one line what was asked wrongly."""
+
+    verbs: ClassVar[Mapping[str, Verb]] = {}
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        return []  # a flag cut short would be taken for another one some day
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the line and exit with 2."""
+        text = " ".join(message.split())
+        if unknown := re.search(r"(?:Option|does not accept option) '(.+?)'", text):
+            names = [*settings(), *(name.rpartition(".")[2] for name in settings())]
+            text = f"there is no setting {unknown[1]!r};{nearest(unknown[1], names)}"
+        elif wrong := re.match(r'Parser key "([^"]+)": (.+) (?:Got|Given) value: (.+)', text):
+            setting, expected, value = wrong.groups()
+            kinds = map(_kind, re.findall(r"Expected a (.+?)(?=\.$|\. | - | Given |$)", expected))
+            text = f"{setting} must be {' or '.join(dict.fromkeys(kinds))}, got {value}"
+        elif missing := re.match(r'Parser key "config": File does not exist: (.+)', text):
+            text = f"there is no file of settings {missing[1]}"
+        elif text.startswith("unrecognized arguments: -"):
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            text += f";{nearest(text.split()[2].partition('=')[0], flags)}"
+        elif text.startswith("unrecognized arguments") and self.prog.endswith(tuple(RECIPE_VERBS)):
+            text += "; a recipe comes right after the verb"
+        elif text.startswith('expected "verb"') and text.endswith("not provided."):
+            text = "say what is to be done"
+        if text.startswith("the following arguments are required"):
+            text = re.sub(rf"\b({'|'.join(self.verbs)})\.(?=\w)", "--", text)
+        text = text.rstrip("; ")
+        prog = self.prog.replace(" [options]", "") if "selfadapt" in self.prog else "selfadapt"
+        print(f"error: {text}; see {prog} --help", file=sys.stderr)
+        sys.exit(2)
+
+
+def _kind(name: str) -> str:
+    """Return in words what the parser calls a type."""
+    if choices := re.fullmatch(r"typing.Literal\[(.+)\]", name):
+        return choices[1].replace("'", "").replace(", ", " or ")
+    if "Mapping" in name:
+        return KINDS["dict"]
+    return KINDS.get(re.sub(r"<class '(\w+)'>", r"\1", name), name)
+
+
+def output_arguments(parser: ArgumentParser) -> None:
+    """Add the flags that say where to write."""
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="Folder to write to."
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace files that are there.")
+
+
+def json_argument(parser: ArgumentParser) -> None:
+    """Add the flag for programs that read what is printed."""
+    parser.add_argument("--json", action="store_true", help="Print one JSON object, for programs.")
+
+
+def recipe_argument(parser: ArgumentParser) -> None:
+    """Add the flag of a file of settings."""
+    parser.add_argument(
+        "--recipe",
+        action=ActionConfigFile,
+        help="YAML file. The word RECIPE after the verb is short for this, and may be the name of "
+        "a shipped recipe. Flags that follow change it.",
+    )
