@@ -1,22 +1,186 @@
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from selfadapt import demo
+from conftest import TinyNet, random_image, seeded
+from selfadapt.cli import main
+from selfadapt.demo import demo, demo_images
+from selfadapt.demo.pictures import LOST, NEW, OTHER, SAME, change
+from selfadapt.demo.run import STREETS
+from selfadapt.demo.tables import Change, Standing, across, changes, standings
+from selfadapt.images import to_pil
+from selfadapt.labels import STREETS_9
+from selfadapt.result import Result
+
+CLASSES = ("road", "<b>car</b>", "sky")
 
 
-def test_the_demo_writes_a_report_with_pictures(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(demo, "NUM_IMAGES", 1)
-    monkeypatch.setattr(demo, "TARGETS", ("haze", "night"))
-    monkeypatch.setattr(demo, "STEPS", 1)
-    report = demo.demo(tmp_path / "out")
+def run(*words: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["demo", *map(str, words)])
+    return int(str(caught.value.code))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo") / "out"
+    return demo(folder, looks=("haze", "rain"), scenes=1, steps=1)
+
+
+def test_the_demo_shows_every_method_and_six_pictures_of_a_scene(report: Path) -> None:
     page = report.read_text()
-    assert page.count("data:image/png;base64") == 2
-    assert page.count("self-adaptation") >= 2
-    assert "the report is in" in capsys.readouterr().out
-    with pytest.raises(FileExistsError, match=r"report\.html would be replaced"):
-        demo.demo(tmp_path / "out")
-    assert report.read_text() == page
-    report.unlink()
-    with pytest.raises(FileExistsError, match=r"picture\.png would be replaced"):
-        demo.demo(tmp_path / "out")
+    assert page.count("<figure>") == 2 * 6
+    for text in ("image", "source prediction", "after self-adaptation", "ground truth"):
+        assert page.count(f"<figcaption>{text}</figcaption>") == 2
+    for method in STREETS:
+        assert page.count(f"<td>{method}</td>") == 3, "of each look, and the mean"
+    assert page.count("<li>") == 9, "a class each"
+
+
+def test_the_demo_says_where_the_report_is_and_never_replaces_it(
+    tmp_path: Path, capsys: Any
+) -> None:
+    words = ("--looks", "night", "--scenes", 1, "--steps", 0, "-o", tmp_path / "out")
+    assert run(*words) == 0
+    shown = capsys.readouterr().out
+    assert f"the report is in {tmp_path / 'out' / 'report.html'}" in shown
+    assert re.search(r"self-adapt +\d\d\.\d%", shown)
+    page = (tmp_path / "out" / "report.html").read_bytes()
+    assert run(*words) == 2
+    assert "report.html would be replaced" in capsys.readouterr().err
+    assert (tmp_path / "out" / "report.html").read_bytes() == page
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
+
+
+def test_the_page_needs_no_other_file(report: Path) -> None:
+    page = report.read_text()
+    addresses = re.findall(r'(?:src|href)="(.{5})', page)
+    assert set(addresses) == {"data:"}
+    assert "url(" not in page
+    assert "@import" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_phone(report: Path, scheme: str) -> None:
+    browser_of = pytest.importorskip("playwright.sync_api").sync_playwright
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs a browser")
+    with browser_of() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+        troubles: list[str] = []
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.goto(report.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        tables = "[...document.querySelectorAll('.wide')]"
+        assert page.evaluate(f"{tables}.every(t => t.scrollWidth <= t.clientWidth)")
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
+        page.click("figure img")
+        assert page.is_visible("dialog img")
+        browser.close()
+    assert troubles == []
+
+
+def test_images_of_ones_own_are_compared_without_ground_truth(tmp_path: Path, capsys: Any) -> None:
+    to_pil(random_image(40, 56)).save(tmp_path / "a&b.png")
+    model = seeded(TinyNet)
+    report = demo_images(tmp_path / "out", [tmp_path / "a&b.png"], model, CLASSES, steps=1)
+    page = report.read_text()
+    assert page.count("<figure>") == 5
+    assert "ground truth</figcaption>" not in page
+    assert "<h2>a&amp;b.png</h2>" in page
+    assert "<b>car" not in page
+    assert "agrees with source" in capsys.readouterr().out
+
+
+def test_without_a_network_own_images_go_through_that_of_the_package(
+    tmp_path: Path, capsys: Any
+) -> None:
+    to_pil(random_image(48, 64)).save(tmp_path / "a.png")
+    assert run("--image", tmp_path / "a.png", "--steps", 0, "-o", tmp_path / "out") == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    named = set(re.findall(r"</span>([^<]+)</li>", page))
+    assert named
+    assert named <= set(STREETS_9)
+    assert "a.png" in capsys.readouterr().out
+
+
+def test_a_large_image_is_shrunk(tmp_path: Path) -> None:
+    to_pil(random_image(16, 2048)).save(tmp_path / "wide.png")
+    seen = []
+
+    class Watching(TinyNet):
+        def forward(self, x: torch.Tensor) -> Any:
+            seen.append(x.shape[-1])
+            return super().forward(x)
+
+    demo_images(tmp_path / "out", [tmp_path / "wide.png"], seeded(Watching), CLASSES, steps=0)
+    assert max(seen) == 1024
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--looks", "fog"], "unknown target look 'fog'"),
+        (["--scenes", "0"], "scenes must be a whole number, 1 or more, got 0"),
+        (["--scenes", "many"], "scenes must be a whole number, got many"),
+        (["--steps", "-1"], "steps must be a whole number, 0 or more, got -1"),
+        (["--model", "net.safetensors"], "needs an --image"),
+        (["--image", "nowhere.jpg"], "there is no image file nowhere.jpg"),
+        (["--image", "text.jpg"], "text.jpg is not an image file"),
+        (["--image", "a.png", "--model", "a", "--model", "b"], "takes one --model, got 2"),
+        (["--image", "a.png", "--model", "deeplabv1_resnet50"], "comes without weights"),
+        (["--image", "a.png", "-o", "text.jpg"], "the output must be a folder"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.jpg").write_text("no image")
+    to_pil(random_image(24, 32)).save("a.png")
+    assert run(*words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not Path("demo").exists()
+
+
+def test_change_is_painted_by_what_it_is_good_for() -> None:
+    before = torch.tensor([[0, 0, 1, 2, 0]])
+    after = torch.tensor([[0, 1, 2, 1, 1]])
+    label = torch.tensor([[0, 1, 1, 0, 255]])
+    painted = change(before, after, label)
+    assert [painted.getpixel((x, 0)) for x in range(5)] == [SAME, NEW, LOST, OTHER, OTHER]
+    painted = change(before, after)
+    assert [painted.getpixel((x, 0)) for x in range(5)] == [SAME, *[OTHER] * 4]
+
+
+def test_tables_mark_the_best_the_gains_and_the_losses() -> None:
+    rows = [Standing("source", 0.5, 0.1, 9), Standing("a", 0.6, 0.2, 9), Standing("b", 0.4, 0.3, 9)]
+    cells = standings("night", rows).rows
+    assert [row[1].tone for row in cells] == ["", "best", ""]
+    assert [row[2].tone for row in cells] == ["", "good", "bad"]
+    assert [row[3].tone for row in cells] == ["best", "", ""]
+
+
+def test_the_mean_is_that_of_the_looks() -> None:
+    looks = {"haze": [Standing("source", 0.5, 0.1, 10)], "rain": [Standing("source", 0.3, 0.3, 30)]}
+    table = across(looks)
+    assert table.title == "mean over haze, rain"
+    assert [cell.text for cell in table.rows[0]] == ["source", "40.0%", "", "20.0%", "20"]
+
+
+def test_agreement_is_the_share_of_equal_labels() -> None:
+    source = Result(probs=torch.eye(2).reshape(2, 1, 2))
+    other = Result(probs=torch.tensor([[1.0, 0.75], [0.0, 0.25]]).reshape(2, 1, 2))
+    change = Change.of("a", other, source)
+    assert (change.agreement, change.confidence) == (0.5, 0.875)
+    assert [c.text for c in changes("x", [change]).rows[0]] == ["a", "50.0%", "87.5%", "0"]

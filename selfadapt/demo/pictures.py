@@ -1,0 +1,106 @@
+"""Pictures of the demo: an image before and after, as files that lie within the page."""
+
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image as PILImage
+from torch import Tensor
+
+from selfadapt.images import colored, to_pil
+from selfadapt.labels import class_colors
+from selfadapt.pseudo import IGNORE
+from selfadapt.result import Result
+
+RAMP = ((24, 20, 66), (38, 130, 142), (250, 226, 90))
+"""Colours of confidence 0, 0.5 and 1."""
+NEW, LOST, OTHER, SAME = (46, 160, 67), (215, 58, 73), (230, 160, 40), (128, 128, 128)
+
+
+class Picture(NamedTuple):
+    """What a picture shows, and the picture as the address of its own content."""
+
+    text: str
+    source: str
+
+
+def compared(
+    image: Tensor,
+    before: Result,
+    after: Result,
+    classes: Sequence[str],
+    label: Tensor | None = None,
+) -> list[Picture]:
+    """Return image, predictions, confidence and change, with the ground truth where there is one.
+
+    Args:
+        image: Raw ``(3, H, W)``.
+        before: What the network as trained predicts.
+        after: What it predicts once it has adapted.
+        classes: Names of the classes.
+        label: True classes ``(H, W)``.
+    """
+    colors = class_colors(classes)
+    pictures = [
+        Picture("image", _jpeg(to_pil(image))),
+        Picture("source prediction", _png(colored(before.label, colors))),
+        Picture("after self-adaptation", _png(colored(after.label, colors))),
+    ]
+    if label is not None:
+        pictures.append(Picture("ground truth", _png(colored(label, colors))))
+    pictures.append(Picture("confidence after, bright: sure", _jpeg(confidence(after.confidence))))
+    text = "changed pixels, orange" if label is None else "change, green: to right, red: to wrong"
+    return [*pictures, Picture(text, _png(change(before.label, after.label, label)))]
+
+
+def confidence(values: Tensor) -> PILImage.Image:
+    """Paint numbers in [0, 1] ``(H, W)`` from dark to bright.
+
+    Example:
+        >>> confidence(torch.tensor([[0.0, 0.5, 1.0]])).getpixel((1, 0))
+        (38, 130, 142)
+    """
+    at = values.cpu().double().numpy()
+    stops = np.linspace(0, 1, len(RAMP))
+    bands = [np.interp(at, stops, band) for band in zip(*RAMP, strict=True)]
+    return PILImage.fromarray(np.stack(bands, axis=-1).round().astype(np.uint8))
+
+
+def change(before: Tensor, after: Tensor, label: Tensor | None = None) -> PILImage.Image:
+    """Paint where two labels differ: for better or worse, or just where, if no one knows."""
+    kind = (before != after).long()
+    if label is not None:
+        kind = torch.where((after == label) & (before != label), 2, kind)
+        kind = torch.where((after != label) & (before == label) & (label != IGNORE), 3, kind)
+    return colored(kind, (SAME, OTHER, NEW, LOST))
+
+
+def foreseen(labels: Iterable[Tensor], classes: Sequence[str]) -> set[str]:
+    """Return the names of the classes that occur in labels."""
+    found = torch.cat([label.flatten().unique() for label in labels])
+    return {classes[index] for index in found.tolist()}
+
+
+def legend(
+    classes: Sequence[str], shown: Iterable[str] | None = None
+) -> list[tuple[str, tuple[int, int, int]]]:
+    """Return the classes to explain, each with its colour."""
+    colors = dict(zip(classes, class_colors(classes), strict=True))
+    return [(name, colors[name]) for name in (classes if shown is None else shown)]
+
+
+def _png(picture: PILImage.Image) -> str:
+    return _address(picture, "PNG", optimize=True)
+
+
+def _jpeg(picture: PILImage.Image) -> str:
+    return _address(picture, "JPEG", quality=88)
+
+
+def _address(picture: PILImage.Image, form: str, **options: bool | int) -> str:
+    file = io.BytesIO()
+    picture.save(file, form, **options)
+    return f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,0 +1,227 @@
+"""What ``selfadapt demo`` runs: every main method, on streets with labels or on images without.
+
+Network and streets come with the package. Settings were chosen on the ``dusk`` look, not on those
+that are shown.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from selfadapt.checks import check_number
+from selfadapt.data import open_dataset
+from selfadapt.demo.page import Section, page
+from selfadapt.demo.pictures import compared, foreseen, legend
+from selfadapt.demo.tables import Change, Standing, across, changes, standings
+from selfadapt.files import make_folder, written_whole
+from selfadapt.images import load_image
+from selfadapt.labels import STREETS_9
+from selfadapt.methods import create_method
+from selfadapt.metrics import Score
+from selfadapt.models import open_model
+from selfadapt.names import nearest
+from selfadapt.predict import find_inputs
+from selfadapt.result import Result
+from selfadapt.streets import TARGETS
+from selfadapt.views import resize, size_of
+
+OWN: dict[str, dict[str, Any]] = {
+    "source": {}, "p-bn": {}, "san": {}, "tta": {}, "tent": {}, "self-adapt": {},
+}  # fmt: skip
+"""Methods in the order they are shown, with their default settings."""
+STREETS: dict[str, dict[str, Any]] = {
+    "source": {},
+    "p-bn": {},
+    "san": {"alpha": 0.3},
+    "tta": {"alpha": 0.3},
+    "tent": {"alpha": 0.3},
+    "self-adapt": {"alpha": 0.3, "lr": 0.05},
+}
+"""The same with the settings that the network of the package has the best of on dusk."""
+SIDE = 1024
+"""Images of one's own are shrunk to so many pixels in width and height."""
+
+
+def demo(
+    folder: Path,
+    *,
+    looks: Sequence[str] = TARGETS,
+    scenes: int = 2,
+    steps: int = 10,
+    device: torch.device | str = "cpu",
+    overwrite: bool = False,
+) -> Path:
+    """Adapt to streets the network does not know, print tables and write a page.
+
+    Args:
+        folder: Where to write ``report.html``.
+        looks: Target looks of the built-in world.
+        scenes: Scenes of each look.
+        steps: Gradient steps of the methods that take any.
+        device: Where to compute.
+        overwrite: Replace a page that is there.
+
+    Returns:
+        The page.
+    """
+    for look in looks:
+        if look not in TARGETS:
+            known = ", ".join(TARGETS)
+            raise ValueError(
+                f"unknown target look {look!r};{nearest(look, TARGETS)} known: {known}"
+            )
+    check_number("scenes", scenes, 1, whole=True)
+    report = _planned(folder, overwrite)
+    console, sections = Console(), []
+    methods = _methods(open_model("streets").to(device), STREETS, steps)
+    means: dict[str, list[Standing]] = {}
+    with _one_core(), _progress(len(looks) * scenes * len(methods)) as advance:
+        for look in dict.fromkeys(looks):
+            domain = open_dataset("streets", split=look, space="streets-9", limit=scenes)
+            scores = {name: Score(len(STREETS_9)) for name in methods}
+            times: dict[str, list[float]] = {name: [] for name in methods}
+            pictures = []
+            for sample in (domain[number] for number in range(len(domain))):
+                image = load_image(sample.image)
+                label = torch.from_numpy(sample.label).long().to(device)
+                results = {}
+                for name, method in methods.items():
+                    results[name] = method(image)
+                    scores[name].add(label, results[name].probs)
+                    times[name].append(results[name].seconds)
+                    advance()
+                pictures.append(
+                    compared(image, results["source"], results["self-adapt"], STREETS_9, label)
+                )
+            means[look] = [Standing.of(name, scores[name], times[name]) for name in methods]
+            table = standings(f"{look}, scenes: {len(domain)}", means[look])
+            console.print(table.to_rich())
+            sections.append(Section(look, table.to_html(), pictures))
+    table = across(means)
+    console.print(table.to_rich())
+    _write(report, page(TITLE, TEXT, legend(STREETS_9), table.to_html(), sections))
+    console.print(f"the report is in {report}", soft_wrap=True)
+    return report
+
+
+def demo_images(
+    folder: Path,
+    images: Sequence[str | Path],
+    model: nn.Module,
+    classes: Sequence[str],
+    *,
+    settings: Mapping[str, Mapping[str, Any]] = OWN,
+    steps: int = 10,
+    overwrite: bool = False,
+) -> Path:
+    """Adapt to images without labels, print what changes and write a page.
+
+    Args:
+        folder: Where to write ``report.html``.
+        images: Files, or folders of them. Larger ones are shrunk to 1024 pixels a side.
+        model: A trained segmentation network.
+        classes: Names of its classes.
+        settings: Methods with their settings, ``source`` and ``self-adapt`` among them.
+        steps: Gradient steps of the methods that take any.
+        overwrite: Replace a page that is there.
+
+    Returns:
+        The page.
+    """
+    report = _planned(folder, overwrite)
+    paths = [one.path for one in find_inputs(images) if not one.is_video]
+    if not paths:
+        raise ValueError("the demo takes images, got videos only; selfadapt predict takes them")
+    console, sections = Console(), []
+    methods = _methods(model, settings, steps)
+    names: list[str] = []
+    with _progress(len(paths) * len(methods)) as advance:
+        for path in paths:
+            image = _shrunk(load_image(path))
+            results: dict[str, Result] = {}
+            for name, method in methods.items():
+                results[name] = method(image)
+                advance()
+            source = results["source"]
+            rows = [Change.of(name, result, source) for name, result in results.items()]
+            table = changes(path.name, rows)
+            console.print(table.to_rich())
+            seen = results["self-adapt"]
+            pictures = [compared(image, source, seen, classes)]
+            sections.append(Section(path.name, table.to_html(), pictures, seen.notes))
+            names += foreseen((source.label, seen.label), classes)
+    shown = [name for name in classes if name in set(names)]
+    _write(report, page(OWN_TITLE, OWN_TEXT, legend(classes, shown), "", sections))
+    console.print(f"the report is in {report}", soft_wrap=True)
+    return report
+
+
+def _planned(folder: Path, overwrite: bool) -> Path:
+    """Return where the page will be, refusing to lose one that is there."""
+    report = folder / "report.html"
+    if report.exists() and not overwrite:
+        raise FileExistsError(f"{report} would be replaced; choose another folder or --overwrite")
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"the output must be a folder, but {folder} is a file")
+    return report
+
+
+def _methods(
+    model: nn.Module, settings: Mapping[str, Mapping[str, Any]], steps: int
+) -> dict[str, Any]:
+    """Return the methods by name, with so many steps where they take any."""
+    tuned = {name: {"steps": steps} for name in ("tent", "self-adapt")}
+    return {
+        name: create_method(name, model, compare=False, **{**given, **tuned.get(name, {})})
+        for name, given in settings.items()
+    }
+
+
+def _shrunk(image: Tensor) -> Tensor:
+    height, width = size_of(image)
+    scale = SIDE / max(height, width)
+    if scale >= 1:
+        return image
+    return resize(image, (max(1, round(height * scale)), max(1, round(width * scale))))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """Show how far it is; lends a function that counts one more."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("adapting", total=total)
+        yield lambda: progress.advance(task)
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """Compute on one core: threads that wait for each other stall where others work as well."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _write(report: Path, content: str) -> None:
+    make_folder(report.parent)
+    with written_whole(report) as aside:
+        aside.write_text(content, encoding="utf-8")
+
+
+TITLE = "A network trained by day meets other looks of its streets"
+TEXT = """A small network was trained on rendered streets by day. Settings were chosen on another
+look, dusk, not on those below. Each image is segmented on its own, and the network starts from the
+same weights every time."""
+OWN_TITLE = "Before and after self-adaptation"
+OWN_TEXT = """These images have no ground truth, so nothing here says which prediction is right:
+look at the pictures. A method agrees with the source network where both give a pixel the same
+class; its confidence is the mean probability of the class it gives."""
