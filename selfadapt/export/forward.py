@@ -1,0 +1,74 @@
+"""A network as operations alone, from raw images to labels, with nothing decided by their size."""
+
+from collections.abc import Sequence
+from math import ceil
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from selfadapt.models.interface import LOWEST, Interface
+
+
+class Forward(nn.Module):
+    """A network from raw images to class probabilities and labels, in operations alone.
+
+    Unlike in ``Interface.logits`` nothing is decided by the size of the image, so that what is
+    recorded at one size holds for all.
+
+    Args:
+        model: The network, with SaN.
+        interface: How to talk to it, everything found out.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, interface: Interface) -> None:
+        super().__init__()
+        self.model, self.interface = model, interface
+        self.register_buffer("mean", torch.tensor(interface.mean).reshape(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(interface.std).reshape(-1, 1, 1))
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Return probabilities ``(1, classes, H, W)`` and labels ``(1, H, W)``."""
+        x = (image - self.mean) / self.std
+        x = x.flip(1) if self.interface.bgr else x
+        height, width = x.shape[-2:]
+        logits = self._logits(x)[..., :height, :width]
+        probs = logits.softmax(dim=1)
+        return probs, probs.argmax(dim=1)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Return class scores at the size of ``x``, or larger where the network needs padding."""
+        size = x.shape[-2:]
+        if self.interface.size is not None:
+            x = F.interpolate(x, self.interface.size, mode="bilinear", antialias=True)
+        else:
+            height, width = size
+            size = torch.Size(map(self._padded, size))
+            if (self.interface.divisor, self.interface.minimum) != (1, 1):
+                x = F.pad(x, (0, size[1] - width, 0, size[0] - height), mode="replicate")
+        logits = self.interface.class_logits(self.model(x)).clamp_min(LOWEST)
+        return F.interpolate(logits, size, mode="bilinear", align_corners=False)
+
+    def _padded(self, length: int) -> int:
+        """Return the next length the network takes."""
+        divisor = self.interface.divisor or 1
+        times = (length + divisor - 1) // divisor  # ONNX rounds negative numbers up
+        least = ceil((self.interface.minimum or 1) / divisor)
+        return divisor * (times if least == 1 else torch.sym_max(times, least))
+
+
+def adaptive_pool(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Pool ``(1, C, H, W)`` to a size by products, which unlike ONNX's pooling fit any H and W."""
+    rows, columns = (_bins(*lengths) for lengths in zip(x.shape[-2:], size, strict=True))
+    return rows @ x @ columns.T
+
+
+def _bins(length: int, num: int) -> Tensor:
+    """Return what each of ``length`` pixels adds to the mean of each of ``num`` bins."""
+    pixel, first = torch.arange(length), torch.arange(num)[:, None] * length
+    inside = (pixel >= first // num) & (pixel < (first + length + num - 1) // num)
+    weights = inside.float()
+    return weights / weights.sum(dim=1, keepdim=True)

@@ -1,0 +1,155 @@
+"""Traces as files that are checked before they are there."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from selfadapt.export.forward import adaptive_pool
+from selfadapt.export.trace import Settings, Trace, advice, explained, size_text, trace
+from selfadapt.extras import need
+from selfadapt.files import written_whole
+from selfadapt.views import size_of
+
+TOLERANCE = 1e-4
+"""How far probabilities in a file may be from those here."""
+OPSET = 18
+ADAPTIVE = torch.ops.aten.adaptive_avg_pool2d.default
+MOST_BYTES = 2**31 - 2**24
+"""Weights of an ONNX file take less than this: it holds 2 GB, the graph included."""
+LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
+Run = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Runs a file: an image in, probabilities and labels out."""
+
+
+def export_onnx(
+    model: nn.Module, path: str | Path, *, overwrite: bool = False, **settings: Unpack[Settings]
+) -> float:
+    """Write a network with SaN as an ONNX file, check it with onnxruntime.
+
+    Args:
+        model: Any segmentation network. It is never written to.
+        path: The file, its name ends in ``.onnx``.
+        overwrite: Replace the file if it is there.
+        **settings: See ``trace``.
+
+    Returns:
+        The largest difference between probabilities of the file and of the method here.
+    """
+    path = check_output(path, ".onnx", overwrite)
+    return write_onnx(trace(model, **settings), path)
+
+
+def export_program(
+    model: nn.Module, path: str | Path, *, overwrite: bool = False, **settings: Unpack[Settings]
+) -> float:
+    """Write a network with SaN as a program of ``torch.export``, check it.
+
+    Args:
+        model: Any segmentation network. It is never written to.
+        path: The file, its name ends in ``.pt2``.
+        overwrite: Replace the file if it is there.
+        **settings: See ``trace``.
+
+    Returns:
+        The largest difference between probabilities of the file and of the method here.
+    """
+    path = check_output(path, ".pt2", overwrite)
+    return write_program(trace(model, **settings), path)
+
+
+def check_output(path: str | Path, suffix: str, overwrite: bool) -> Path:
+    """Return the path of a file to write, or say why it cannot be written; needs its library."""
+    path = Path(path)
+    if path.suffix != suffix:
+        raise ValueError(f"the name of the file must end in {suffix}, got {path}")
+    if path.is_dir():
+        raise IsADirectoryError(f"a file is to be written, but {path} is a folder")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} would be replaced; choose another name or say --overwrite")
+    if suffix == ".onnx":
+        for library in LIBRARIES:
+            need(library, "onnx")
+    return path
+
+
+def write_onnx(traced: Trace, path: Path) -> float:
+    """Write a trace as an ONNX file; return its largest difference to the method here."""
+    num_bytes = sum(value.nbytes for value in traced.program.state_dict.values())
+    if num_bytes >= MOST_BYTES:
+        raise ValueError(
+            f"an ONNX file holds less than 2 GB, but the weights are {num_bytes / 1e9:.1f} GB; "
+            "write a .pt2 file"
+        )
+    with explained(traced.size):
+        program = traced.program.run_decompositions({ADAPTIVE: adaptive_pool})
+        graph: Any = torch.onnx.export(
+            program, (traced.images[0],), dynamo=True, opset_version=OPSET, verbose=False,
+            input_names=["image"], output_names=["probs", "label"],
+        )  # fmt: skip
+    for key, value in traced.about.items():
+        graph.model.metadata_props[key] = value if isinstance(value, str) else json.dumps(value)
+    _name_sizes(graph.model.graph, traced)
+    with written_whole(path) as aside:
+        with explained(traced.size):
+            graph.save(aside, external_data=False)
+            run = _run_onnx(aside)
+        return _check(traced, path, run)
+
+
+def write_program(traced: Trace, path: Path) -> float:
+    """Write a trace as a program; return its largest difference to the method here."""
+    with written_whole(path) as aside:
+        with explained(traced.size), aside.open("wb") as file:
+            torch.export.save(
+                traced.program, file, extra_files={"selfadapt.json": json.dumps(traced.about)}
+            )
+        with explained(traced.size), aside.open("rb") as file:
+            run: Any = torch.export.load(file).module()
+        return _check(traced, path, run)
+
+
+def _name_sizes(graph: Any, traced: Trace) -> None:
+    """Call free sizes of what goes in and out by names that mean something."""
+    size = traced.size or ("height", "width")
+    image, (probs, label) = graph.inputs[0], graph.outputs
+    shape = type(image.shape)
+    image.shape = shape((1, traced.images[0].shape[1], *size))
+    probs.shape = shape((1, traced.probs[0].shape[1], *size))
+    label.shape = shape((1, *size))
+
+
+def _run_onnx(path: Path) -> Run:
+    onnxruntime = need("onnxruntime", "onnx")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(image: Tensor) -> tuple[Tensor, Tensor]:
+        probs, label = session.run(["probs", "label"], {"image": image.numpy()})
+        return torch.from_numpy(probs), torch.from_numpy(label)
+
+    return run
+
+
+def _check(traced: Trace, path: Path, run: Run) -> float:
+    """Return the largest difference of what a file gives; raise ValueError where it is wrong."""
+    worst = 0.0
+    for image, expected in zip(traced.images, traced.probs, strict=True):
+        with explained(traced.size, at=image), torch.no_grad():
+            probs, label = run(image)
+            at_label = probs.gather(1, label[:, None])[:, 0]
+            difference = float((probs - expected).abs().max())
+        if not difference <= TOLERANCE or not torch.equal(at_label, probs.amax(dim=1)):
+            raise ValueError(
+                f"for an image of {size_text(size_of(image))} the graph's probabilities differ by "
+                f"{difference:.2g} from the network's, more than {TOLERANCE:g}; {path} is not "
+                f"written{advice(traced.size)}"
+            )
+        worst = max(worst, difference)
+    return worst
