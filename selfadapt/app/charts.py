@@ -1,0 +1,99 @@
+"""Results as tables and curves, in HTML that follows the page's colours."""
+
+from collections.abc import Sequence
+from html import escape
+from math import isfinite
+
+from torch import Tensor
+
+from selfadapt.app.run import Outcome
+from selfadapt.labels import class_colors
+
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 360, 170, 48, 12, 24
+"""Size of a curve's picture, and of the margins around the curve."""
+
+
+def areas(label: Tensor, num_classes: int) -> list[float]:
+    """Return the share of the pixels of ``(H, W)`` that each class has.
+
+    Example:
+        >>> import torch
+        >>> areas(torch.tensor([[0, 0], [0, 2]]), 3)
+        [0.75, 0.0, 0.25]
+    """
+    return (label.flatten().bincount(minlength=num_classes) / label.numel()).tolist()
+
+
+def legend(outcome: Outcome) -> str:
+    """Return a table of the classes that are seen: colour, area before, area after."""
+    names = outcome.names
+    after = areas(outcome.label, len(names))
+    source = outcome.source_label
+    before = [None] * len(names) if source is None else areas(source, len(names))
+    rows = [
+        f'<tr><td><i style="background:rgb{color}"></i>{escape(name)}</td>'
+        f"<td>{_percent(old)}</td><td>{_percent(new)}</td><td>{_change(old, new)}</td></tr>"
+        for name, color, old, new in zip(names, class_colors(names), before, after, strict=True)
+        if old or new
+    ]
+    head = "<tr><th>class</th><th>before</th><th>after</th><th>change</th></tr>"
+    return f'<table class="legend">{head}{"".join(rows)}</table>'
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _change(before: float | None, after: float) -> str:
+    return "" if before is None else f"{round(100 * (after - before), 1) + 0.0:+.1f}"
+
+
+def facts(outcome: Outcome) -> str:
+    """Return in words what was done, how long it took and what a user should know."""
+    settings = ", ".join(f"{name} {_value(value)}" for name, value in outcome.settings.items())
+    parts = [f"<b>{escape(outcome.method)}</b>" + (f" with {settings}" if settings else "")]
+    parts.append(f"{outcome.seconds:.2f} s")
+    if outcome.changed is not None:
+        parts.append(f"{outcome.changed.float().mean():.1%} of the pixels changed")
+    notes = "".join(f"<li>{escape(note)}</li>" for note in outcome.notes)
+    return f"<p>{' &middot; '.join(parts)}</p>" + (f"<ul>{notes}</ul>" if notes else "")
+
+
+def _value(value: object) -> str:
+    if isinstance(value, tuple):
+        return "/".join(f"{each:g}" for each in value)
+    return f"{value:g}"
+
+
+def curve(losses: Sequence[float]) -> str:
+    """Return a picture of the loss before each step, or words where there is none to show."""
+    if not losses:
+        return "<p>No gradient steps were taken.</p>"
+    if not all(map(isfinite, losses)):
+        return "<p>The loss became infinite.</p>"
+    low, high = min(losses), max(losses)
+    margin = 0.1 * (high - low or abs(high) or 1)
+    across = (WIDTH - LEFT - RIGHT) / max(1, len(losses) - 1)
+    down = (HEIGHT - BOTTOM) / (high - low + 2 * margin)
+    points = [(LEFT + i * across, (high + margin - loss) * down) for i, loss in enumerate(losses)]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    dots = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{loss:.4g}</title></circle>'
+        for (x, y), loss in zip(points, losses, strict=True)
+    )
+    texts = [_text(LEFT - 6, margin * down + 4, f"{high:.3g}", "end")]
+    if low < high:
+        texts.append(_text(LEFT - 6, (high + margin - low) * down + 4, f"{low:.3g}", "end"))
+    texts.append(_text(LEFT, HEIGHT - 6, "step 1", "start"))
+    if len(losses) > 1:
+        texts.append(_text(WIDTH - RIGHT, HEIGHT - 6, str(len(losses)), "end"))
+    said = f"loss from {losses[0]:.3g} to {losses[-1]:.3g} in {len(losses)} steps"
+    return (
+        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">'
+        f'<path d="M{LEFT} 0V{HEIGHT - BOTTOM}H{WIDTH}"/><polyline points="{line}"/>{dots}'
+        f"{''.join(texts)}</svg>"
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'

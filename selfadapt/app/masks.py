@@ -1,0 +1,70 @@
+"""Results as files: labels as ids and in colours, at the size of the image that came."""
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from math import isfinite
+
+import numpy as np
+from PIL import Image as PILImage
+from torch import Tensor
+
+from selfadapt.app.pictures import at_size
+from selfadapt.app.run import Outcome
+from selfadapt.images import colored
+from selfadapt.labels import class_colors
+from selfadapt.views import Size
+
+
+def zipped(model: str, outcomes: Sequence[Outcome], size: Size) -> bytes:
+    """Return a ZIP file with the masks of all methods, and how they came about.
+
+    Args:
+        model: The network's name.
+        outcomes: What the methods gave.
+        size: Rows and columns that the masks are wanted at.
+    """
+    labels = {outcome.method: outcome.label for outcome in outcomes}
+    if (source := outcomes[0].source_label) is not None:
+        labels = {"source": source, **labels}
+    names = outcomes[0].names
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for method, label in labels.items():
+            label = at_size(label, size)
+            archive.writestr(f"{method}_label.png", _png(_ids(label, len(names))))
+            archive.writestr(f"{method}_color.png", _png(colored(label, class_colors(names))))
+        archive.writestr("about.json", json.dumps(_about(model, outcomes), indent=2))
+    return file.getvalue()
+
+
+def _ids(label: Tensor, num_classes: int) -> PILImage.Image:
+    return PILImage.fromarray(label.numpy().astype(np.uint8 if num_classes <= 256 else np.uint16))
+
+
+def _png(picture: PILImage.Image) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "PNG", compress_level=3)
+    return file.getvalue()
+
+
+def _about(model: str, outcomes: Sequence[Outcome]) -> dict[str, object]:
+    names = outcomes[0].names
+    colors = class_colors(names)
+    return {
+        "model": model,
+        "classes": [
+            {"id": index, "name": name, "color": colors[index]} for index, name in enumerate(names)
+        ],
+        "methods": [
+            {
+                "method": outcome.method,
+                "settings": outcome.settings,
+                "losses": [loss if isfinite(loss) else None for loss in outcome.losses],
+                "seconds": round(outcome.seconds, 3),
+                "notes": outcome.notes,
+            }
+            for outcome in outcomes
+        ],
+    }

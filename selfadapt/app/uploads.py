@@ -1,0 +1,116 @@
+"""Images that come from outside: refused by type and size before a pixel is decoded."""
+
+import os
+import warnings
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+
+from PIL import Image as PILImage
+from PIL import UnidentifiedImageError
+from torch import Tensor
+
+from selfadapt.checks import check_number
+from selfadapt.images import load_image
+from selfadapt.views import Size, resize, size_of
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+MIN_SIDE = 16
+DAMAGED = "this image cannot be read, it may be cut off or damaged"
+PIXELS = {"cpu": 384 * 768, "cuda": 1024 * 2048}
+"""What larger images are scaled down to, by the kind of device; others are as slow as a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How large an image may be, and how large it is segmented."""
+
+    megabytes: float = 20
+    """A larger file is refused."""
+    megapixels: float = 32
+    """An image with more pixels is refused."""
+    max_pixels: int = PIXELS["cpu"]
+    """An image with more pixels is scaled down."""
+
+    def __post_init__(self) -> None:
+        check_number("max_mb", self.megabytes, 0.01, 1024)
+        check_number("max_megapixels", self.megapixels, 0.01, 1024)
+        check_number("max_pixels", self.max_pixels, MIN_SIDE**2, whole=True)
+
+    @property
+    def num_bytes(self) -> int:
+        """The most bytes a file may have."""
+        return int(self.megabytes * 2**20)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An image as it is segmented, and the size it came with."""
+
+    image: Tensor
+    """Raw ``(3, H, W)``, within the limits."""
+    size: Size
+    """Rows and columns of the image that came."""
+
+
+def read_upload(path: str | os.PathLike[str], limits: Limits) -> Upload:
+    """Read an image file that somebody sent; messages do not say where it lies.
+
+    Raises:
+        ValueError: It is too large or too small, or no image.
+    """
+    if (num_bytes := Path(path).stat().st_size) > limits.num_bytes:
+        raise ValueError(
+            f"an image file may have {limits.megabytes:g} MB, this one has "
+            f"{num_bytes / 2**20:.1f}; send a smaller one"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PILImage.DecompressionBombWarning)
+            with PILImage.open(path, formats=FORMATS) as picture:
+                _check_pixels(picture, limits)
+                image = _decoded(picture)
+    except UnidentifiedImageError as error:
+        known = ", ".join(FORMATS)
+        raise ValueError(f"this is not an image file that can be read; send {known}") from error
+    except PILImage.DecompressionBombError as error:
+        raise ValueError(_too_many(limits)) from error
+    except OSError as error:
+        raise ValueError(DAMAGED) from error
+    return Upload(_scaled_down(image, limits.max_pixels), size_of(image))
+
+
+def _decoded(picture: PILImage.Image) -> Tensor:
+    try:
+        return load_image(picture)
+    except Exception as error:  # decoders of damaged files fail in any way
+        raise ValueError(DAMAGED) from error
+
+
+def _check_pixels(picture: PILImage.Image, limits: Limits) -> None:
+    width, height = picture.size
+    if width * height > limits.megapixels * 1e6:
+        raise ValueError(f"{_too_many(limits)}, this one has {width}x{height}; send a smaller one")
+    if min(width, height) < MIN_SIDE:
+        raise ValueError(
+            f"an image must be at least {MIN_SIDE} pixels wide and high, got {width}x{height}"
+        )
+
+
+def _too_many(limits: Limits) -> str:
+    return f"an image may have {limits.megapixels:g} million pixels"
+
+
+def _scaled_down(image: Tensor, max_pixels: int) -> Tensor:
+    """Bring an image within a number of pixels, so that no map of it is ever larger."""
+    height, width = size_of(image)
+    shrink = sqrt(max_pixels / (height * width))
+    if shrink >= 1:
+        return image
+    size = int(height * shrink), int(width * shrink)
+    if min(size) < MIN_SIDE:
+        raise ValueError(
+            f"this image of {width}x{height} pixels is too narrow: at the size that can be "
+            f"segmented here it would be {size[1]}x{size[0]}"
+        )
+    return resize(image, size)

@@ -1,0 +1,80 @@
+"""A server of the web app, in a thread of its own, with a tiny network."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from torch import Tensor
+
+from conftest import TinyNet, seeded
+from selfadapt.app.run import Network, Stops
+from selfadapt.app.server import application, bound
+from selfadapt.app.uploads import Limits
+
+LIMITS = Limits(megabytes=0.05, megapixels=0.02, max_pixels=64 * 96)
+
+
+class Paced(TinyNet):
+    """A tiny network that takes as long as it is told."""
+
+    delay = 0.0
+
+    def forward(self, x: Tensor) -> Any:
+        time.sleep(self.delay)
+        return super().forward(x)
+
+
+@dataclass
+class Served:
+    """A server that runs, and its network."""
+
+    address: str
+    model: Any
+
+    def function(self, name: str) -> int:
+        """Return the number by which the page calls one of its functions."""
+        config = httpx.get(f"{self.address}/config", timeout=30).json()
+        (found,) = (d["id"] for d in config["dependencies"] if d["api_name"] == name)
+        return found
+
+    def call(self, name: str, data: list[Any], session: str = "here") -> dict[str, Any]:
+        """Call a function as the page does; return what it is answered at the end."""
+        body = {"data": data, "fn_index": self.function(name), "session_hash": session}
+        joined = httpx.post(f"{self.address}/gradio_api/queue/join", json=body, timeout=30)
+        assert joined.status_code == 200, joined.text
+        query = {"session_hash": session}
+        url = f"{self.address}/gradio_api/queue/data"
+        with httpx.stream("GET", url, params=query, timeout=60) as answer:
+            for line in answer.iter_lines():
+                message = json.loads(line.removeprefix("data:")) if line else {}
+                if message.get("msg") == "process_completed":
+                    return message
+        raise AssertionError("the server said nothing")
+
+    def upload(self, content: bytes, name: str = "street.png") -> httpx.Response:
+        """Upload a file as the page does."""
+        files = {"files": (name, content)}
+        return httpx.post(f"{self.address}/gradio_api/upload", files=files, timeout=30)
+
+
+@contextmanager
+def served(limits: Limits = LIMITS) -> Iterator[Served]:
+    """Run a server."""
+    model = seeded(Paced)
+    networks = {"tiny": Network(model)}
+    with bound("127.0.0.1", 0) as listening, application(networks, limits, Stops()) as app:
+        config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        try:
+            yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", model)
+        finally:
+            server.should_exit = True
+            thread.join(30)

@@ -1,0 +1,548 @@
+"""The web app without a browser: what it shows, what it refuses, what it lets through."""
+
+import io
+import json
+import math
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PILImage
+from torch import Tensor, nn
+
+from conftest import assert_same, random_image, snapshot
+from selfadapt import SelfAdapt
+from selfadapt.app import charts, pictures
+from selfadapt.app.masks import zipped
+from selfadapt.app.run import Network, Outcome, Stops, run
+from selfadapt.app.uploads import Limits, read_upload
+from selfadapt.app.wishes import SETTINGS, Wish, defaults, wished
+from selfadapt.cli import main
+from selfadapt.images import to_pil
+from selfadapt.method import Stopped
+
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("gradio", reason="needs the extra app")
+from serving import LIMITS, Served, served  # noqa: E402
+
+OFFERS = {"tiny": ("source", "san", "tta", "tent", "memo", "self-adapt")}
+GOOD = {"alpha": 0.3, "psi": 0.7, "lr": 0.05, "steps": 3, "scales": [0.5, 0.25]}
+NAMES = ("road", "car", "sky")
+
+
+def png(height: int = 32, width: int = 48) -> bytes:
+    file = io.BytesIO()
+    to_pil(random_image(height, width)).save(file, "PNG")
+    return file.getvalue()
+
+
+def bomb(width: int, height: int) -> bytes:
+    """Return a PNG of a few bytes that says it is huge."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        crc = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + crc
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
+    return start + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+
+
+def outcome(**given: Any) -> Outcome:
+    label = torch.tensor([[0, 0, 1], [0, 2, 2]])
+    fields: dict[str, Any] = {
+        "method": "self-adapt", "settings": {"alpha": 0.3, "scales": (0.25, 0.5)}, "names": NAMES,
+        "label": label, "confidence": torch.full((2, 3), 0.5), "pseudo_label": None,
+        "source_label": torch.tensor([[0, 0, 1], [0, 0, 2]]), "losses": (0.5, 0.25),
+        "seconds": 1.5, "notes": (),
+    }  # fmt: skip
+    return Outcome(**fields | given)
+
+
+# What may come in
+
+
+def test_an_upload_is_read_and_scaled_down(tmp_path: Path) -> None:
+    path = tmp_path / "street.png"
+    path.write_bytes(png(100, 150))
+    whole = read_upload(path, Limits(max_pixels=100 * 150))
+    assert torch.equal(whole.image, random_image(100, 150))
+    small = read_upload(path, Limits(max_pixels=60 * 80))
+    assert small.size == (100, 150)
+    assert small.image.shape[1] * small.image.shape[2] <= 60 * 80
+    assert small.image.shape[1:] == (56, 84)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "not an image file"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image file"),
+        (b"GIF89a" + b"\1" * 40, "not an image file"),
+        (png()[:200], "cut off or damaged"),
+        (png(8, 48), "at least 16 pixels"),
+        (png(150, 160), "may have 0.02 million pixels, this one has 160x150"),
+        (b"\0" * 60_000, r"may have 0.05 MB, this one has 0\.1"),
+        (png(16, 1200), "too narrow"),
+    ],
+)
+def test_an_upload_that_cannot_be_used_is_refused(
+    content: bytes, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "street.png"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=words) as caught:
+        read_upload(path, LIMITS)
+    assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("side", [1_000, 20_000, 2_000_000])
+def test_a_bomb_is_refused_before_it_is_decoded(
+    side: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(PILImage.Image, "load", load)
+    path = tmp_path / "bomb.png"
+    path.write_bytes(bomb(side, side))
+    with pytest.raises(ValueError, match="million pixels"):
+        read_upload(path, LIMITS)
+
+
+@pytest.mark.parametrize("wrong", [{"megabytes": 0}, {"megapixels": -1}, {"max_pixels": 3}])
+def test_limits_are_numbers_that_make_sense(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be a"):
+        Limits(**wrong)
+
+
+# What may be asked for
+
+
+def test_the_first_method_has_the_settings_and_others_share_some() -> None:
+    wish = wished(OFFERS, "tiny", "self-adapt", ["tent", "san", "memo"], GOOD)
+    assert wish.methods == {
+        "self-adapt": {"alpha": 0.3, "psi": 0.7, "lr": 0.05, "steps": 3, "scales": (0.25, 0.5)},
+        "tent": {"alpha": 0.3},
+        "san": {"alpha": 0.3},
+        "memo": {"alpha": 0.3, "scales": (0.25, 0.5)},
+    }
+    empty = GOOD | {"lr": None, "scales": None}  # fields that are not seen
+    assert wished(OFFERS, "tiny", "san", ["san"], empty).methods == {"san": {"alpha": 0.3}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model": "/etc/passwd"}, "unknown network '/etc/passwd'; there are tiny here"),
+        ({"model": "hf:someone/something"}, "unknown network"),
+        ({"model": None}, "unknown network 'None'"),
+        ({"model": ["tiny"]}, "unknown network"),
+        ({"model": {"path": "x"}}, "unknown network"),
+        ({"method": "ensemble"}, "unknown method 'ensemble'"),
+        ({"method": "self-adpt"}, "did you mean 'self-adapt'"),
+        ({"method": 3}, "unknown method '3'"),
+        ({"method": "x" * 10_000}, "unknown method 'x{40}'"),
+        ({"beside": "tent"}, "must be a list"),
+        ({"beside": None}, "must be a list"),
+        ({"beside": ["tent", "p-bn"]}, "unknown method 'p-bn'"),
+        ({"beside": ["source", "san", "tta", "tent"]}, "4 methods can be run at once, got 5"),
+        ({"alpha": 1.5}, "alpha must be a number, 0 to 1, got 1.5"),
+        ({"alpha": math.nan}, "alpha must be"),
+        ({"alpha": "0.3"}, "alpha must be"),
+        ({"alpha": None}, "alpha must be"),
+        ({"alpha": {"layer1": 0.3}}, "alpha must be"),
+        ({"psi": -0.1}, "psi must be"),
+        ({"lr": 0}, "lr must be"),
+        ({"lr": math.inf}, "lr must be"),
+        ({"steps": 51}, "steps must be a whole number, 0 to 50, got 51"),
+        ({"steps": 2.5}, "steps must be"),
+        ({"steps": True}, "steps must be"),
+        ({"scales": []}, "scales must be"),
+        ({"scales": 0.5}, "scales must be"),
+        ({"scales": [0.5] * 100}, "scales must be"),
+        ({"scales": [100]}, "each scale must be a number, 0.25 to 1.5"),
+        ({"scales": ["0.5"]}, "each scale must be"),
+        ({"scales": [[0.5]]}, "each scale must be"),
+    ],
+)
+def test_what_is_not_on_offer_is_refused(changed: dict[str, Any], words: str) -> None:
+    asked = {"model": "tiny", "method": "self-adapt", "beside": [], **GOOD} | changed
+    settings = {name: asked[name] for name in SETTINGS}
+    with pytest.raises(ValueError, match=words) as caught:
+        wished(OFFERS, asked["model"], asked["method"], asked["beside"], settings)
+    assert len(str(caught.value)) < 700
+
+
+def test_defaults_are_the_methods_with_what_was_chosen_for_the_network() -> None:
+    chosen = {"alpha": 0.3, "lr": 0.05}
+    ours = defaults("self-adapt", chosen)
+    assert (ours["alpha"], ours["lr"], ours["steps"], ours["psi"]) == (0.3, 0.05, 10, 0.7)
+    assert defaults("self-adapt", {})["lr"] == 0.02
+    assert defaults("tent", chosen) == {"alpha": 0.3, "lr": 0.01, "steps": 10}
+    assert defaults("source", chosen) == {}
+
+
+# What is run
+
+
+def test_methods_are_run_one_after_the_other_and_told_of(tiny: nn.Module, image: Tensor) -> None:
+    before, calls = snapshot(tiny), []
+    methods = {"self-adapt": {"steps": 2, "alpha": 0.3}, "san": {"alpha": 0.3}}
+    wish = Wish(model="tiny", methods=methods)
+    outcomes = list(run(Network(tiny), wish, image, lambda *told: calls.append(told)))
+    assert [(name, step, steps) for name, step, steps, _ in calls] == [
+        ("self-adapt", 0, 2), ("self-adapt", 1, 2), ("self-adapt", 2, 2), ("san", 0, 0),
+    ]  # fmt: skip
+    expected = SelfAdapt(tiny, steps=2, alpha=0.3)(image)
+    assert torch.equal(outcomes[0].label, expected.label)
+    assert outcomes[0].losses == expected.losses == tuple(loss for *_, loss in calls[1:3])
+    assert outcomes[0].pseudo_label is not None
+    assert outcomes[1].pseudo_label is None
+    assert outcomes[0].names == ("class 0", "class 1", "class 2")
+    assert_same(before, snapshot(tiny))
+
+
+def test_a_stop_ends_at_the_next_step_and_leaves_no_trace(tiny: nn.Module, image: Tensor) -> None:
+    stops, before, taken = Stops(), snapshot(tiny), []
+    event = stops.begin("me")
+    assert not stops.stop("somebody else")
+
+    def watch(name: str, step: int, steps: int, loss: float | None) -> None:
+        taken.append(step)
+        if step == 2:
+            assert stops.stop("me")
+
+    wish = Wish(model="tiny", methods={"self-adapt": {"steps": 9}, "tent": {}})
+    with pytest.raises(Stopped):
+        list(run(Network(tiny), wish, image, watch, event))
+    assert taken == [0, 1, 2]
+    assert_same(before, snapshot(tiny))
+    stops.done("me")
+    assert not stops.stop("me")
+    assert not stops.begin("me").is_set()
+
+
+def test_a_network_offers_the_methods_it_takes(tiny: nn.Module) -> None:
+    assert "self-adapt" in Network(tiny).methods
+    assert "ensemble" not in Network(tiny).methods
+    plain = nn.Conv2d(3, 2, 1)
+    assert "tent" not in Network(plain).methods
+    assert "source" in Network(plain).methods
+    with pytest.raises(TypeError, match="model must be a"):
+        Network("streets")
+
+
+# What is shown
+
+
+def test_pixels_left_out_are_striped_and_others_painted() -> None:
+    label = torch.zeros(40, 60, dtype=torch.long)
+    label[:, 30:] = 255
+    painted = np.array(pictures.hatched(label, NAMES))
+    assert (painted[:, :30] == (128, 64, 128)).all()
+    assert len(np.unique(painted[:, 30:].reshape(-1, 3), axis=0)) == 2
+    label[:, 30:] = -1
+    assert np.array_equal(np.array(pictures.hatched(label, NAMES)), painted)
+
+
+def test_changes_are_painted_in_the_new_colour_and_nothing_else() -> None:
+    image = torch.rand(3, 2, 3)
+    result = outcome()
+    painted = np.array(pictures.changes(result.label, result.changed, image, NAMES))
+    assert tuple(painted[1, 1]) == (70, 130, 180)
+    painted[1, 1] = painted[0, 0]
+    assert (painted.min(axis=-1) == painted.max(axis=-1)).all(), "all else is gray"
+
+
+def test_confidence_goes_from_dark_to_bright() -> None:
+    levels = np.array(pictures.heat(torch.linspace(0, 1, 50)[None])).sum(axis=-1)[0]
+    assert (np.diff(levels.astype(int)) > 0).all()
+
+
+def test_large_maps_are_thinned_out_for_the_page() -> None:
+    label = torch.arange(3)[None, :, None].expand(1, 3, 1000).reshape(1, 3000).repeat(2, 1)
+    small = pictures.shown(label)
+    assert small.shape == (1, 1600)
+    assert small.flatten().bincount().tolist() == [533, 534, 533]
+    assert (pictures.at_size(small, (2, 3000)) != label).sum() <= 8
+    assert pictures.photo(torch.rand(3, 20, 3200)).size == (1600, 10)
+
+
+def test_the_legend_says_what_classes_had_and_have() -> None:
+    table = charts.legend(outcome())
+    assert "road</td><td>66.7%</td><td>50.0%</td><td>-16.7</td>" in table
+    assert "rgb(128, 64, 128)" in table
+    unseen = outcome(label=torch.zeros(2, 3).long(), source_label=None)
+    assert "car" not in charts.legend(unseen)
+    assert "<td>-</td><td>100.0%</td><td></td>" in charts.legend(unseen)
+    assert "<script" not in charts.legend(outcome(names=("<script>", "b", "c")))
+
+
+def test_facts_are_in_words() -> None:
+    text = charts.facts(outcome(notes=("a < b",)))
+    assert "alpha 0.3, scales 0.25/0.5" in text
+    assert "16.7% of the pixels changed" in text
+    assert "<li>a &lt; b</li>" in text
+
+
+@pytest.mark.parametrize("losses", [(1.0,), (0.0, 0.0), (3.0, 1.0, 2.0), (-1.0, -2.0)])
+def test_the_curve_has_a_dot_for_each_step_within_the_picture(losses: tuple[float, ...]) -> None:
+    picture = charts.curve(losses)
+    assert picture.count("<circle") == len(losses)
+    for y in (float(part.split('"')[0]) for part in picture.split('cy="')[1:]):
+        assert 0 <= y <= charts.HEIGHT
+
+
+def test_there_is_no_curve_without_losses() -> None:
+    assert "No gradient steps" in charts.curve(())
+    assert "infinite" in charts.curve((1.0, math.inf))
+
+
+def test_masks_come_at_the_size_of_the_image() -> None:
+    content = zipped("tiny", [outcome(losses=(1.0, math.nan)), outcome(method="san")], (4, 6))
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert sorted(archive.namelist()) == [
+            "about.json", "san_color.png", "san_label.png", "self-adapt_color.png",
+            "self-adapt_label.png", "source_color.png", "source_label.png",
+        ]  # fmt: skip
+        label = np.array(PILImage.open(archive.open("self-adapt_label.png")))
+        color = np.array(PILImage.open(archive.open("self-adapt_color.png")))
+        about = json.loads(archive.read("about.json"))
+    assert label.dtype == np.uint8
+    assert np.array_equal(label, np.kron([[0, 0, 1], [0, 2, 2]], np.ones((2, 2))))
+    assert tuple(color[0, 0]) == (128, 64, 128)
+    assert about["classes"][1] == {"id": 1, "name": "car", "color": [0, 0, 142]}
+    assert about["methods"][0]["losses"] == [1.0, None]
+
+
+# What the server lets through
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served() as running:
+        yield running
+
+
+def asking(file: str, **changed: Any) -> list[Any]:
+    """Return what the page sends to have an image adapted to."""
+    asked = {
+        "image": {"path": file, "meta": {"_type": "gradio.FileData"}},
+        "model": "tiny", "method": "self-adapt", "beside": [], **GOOD,
+    }  # fmt: skip
+    return list((asked | changed).values())
+
+
+def test_an_uploaded_image_is_adapted_to_over_http(server: Served) -> None:
+    before = snapshot(server.model)
+    (file,) = server.upload(png()).json()
+    answer = server.call("adapt", asking(file, beside=["san"]))
+    assert answer["success"], answer
+    assert "48x32 pixels" in answer["output"]["data"][0]
+    masks = next(d for d in answer["output"]["data"] if isinstance(d, dict) and "masks" in str(d))
+    with zipfile.ZipFile(io.BytesIO(httpx.get(masks["url"]).content)) as archive:
+        assert "san_label.png" in archive.namelist()
+    assert_same(before, snapshot(server.model))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"image": None}, "there is no image yet"),
+        ({"image": "street.png"}, None),
+        ({"image": {"path": "/etc/passwd"}}, "not here"),
+        ({"image": {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}}, None),
+        ({"image": {"path": "\0"}}, None),
+        ({"image": {"path": 7}}, None),
+        ({"model": "hf:someone/something"}, "unknown network"),
+        ({"method": "ensemble"}, "unknown method"),
+        ({"steps": 10**9}, "steps must be"),
+        ({"scales": [0.001]}, "each scale must be"),
+        ({"alpha": {"x": 1}}, "alpha must be"),
+    ],
+)
+def test_what_a_client_makes_up_is_refused_over_http(
+    server: Served, changed: dict[str, Any], words: str | None
+) -> None:
+    (file,) = server.upload(png()).json()
+    answer = server.call("adapt", asking(file, **changed))
+    assert not answer["success"]
+    assert words is None or words in answer["output"]["error"]
+    for leak in ("Traceback", ".py", os.sep + "tmp", "root:"):
+        assert leak not in str(answer), leak
+
+
+def test_an_address_is_not_fetched(server: Served) -> None:
+    body = {"data": asking("http://127.0.0.1:1/x.png"), "fn_index": 0, "session_hash": "here"}
+    answer = httpx.post(f"{server.address}/gradio_api/queue/join", json=body)
+    assert (answer.status_code, answer.text) == (403, "files from elsewhere are not fetched")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/gradio_api/file=/etc/passwd",
+        "/gradio_api/file=../../../../etc/passwd",
+        "/gradio_api/file=..%2f..%2f..%2fetc%2fpasswd",
+        "/gradio_api/file=pyproject.toml",
+        f"/gradio_api/file={Path(__file__)}",
+        "/gradio_api/file=http://127.0.0.1:1/",
+        "/gradio_api/file=file:///etc/passwd",
+        "/gradio_api/proxy=http://127.0.0.1:1/",
+        "/gradio_api/file/etc/passwd",
+        "/gradio_api/run/adapt",
+        "/gradio_api/openapi.json",
+        "/gradio_api/call/adapt/1",
+        "/gradio_api/deep_link",
+        "/monitoring",
+        "/docs",
+        "/openapi.json",
+        "/static/../../../../../../etc/passwd",
+        "/static/..%2f..%2f..%2f..%2f..%2f..%2f..%2fetc%2fpasswd",
+        "/assets/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+    ],
+)
+def test_no_other_path_is_given_away(server: Served, path: str) -> None:
+    answer = httpx.get(server.address + path)
+    assert answer.status_code in (400, 403, 404)
+    assert "root:" not in answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_other_names_and_pages_from_elsewhere_are_refused(server: Served) -> None:
+    for headers in (
+        {"host": "evil.example"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+    ):
+        assert httpx.get(server.address, headers=headers).status_code == 403
+    assert httpx.get(server.address, headers={"origin": server.address}).status_code == 200
+    local = server.address.replace("127.0.0.1", "localhost")
+    assert httpx.get(server.address, headers={"host": local[7:]}).status_code == 200
+
+
+def test_too_large_a_body_is_refused_with_or_without_its_length(server: Served) -> None:
+    assert server.upload(b"\0" * 60_000).status_code == 413
+    assert server.upload(b"\0" * 500_000).status_code == 413
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(300):
+            yield b" " * 4096
+
+    url = f"{server.address}/gradio_api/queue/join"
+    assert httpx.post(url, content=endless()).status_code == 413
+    assert httpx.post(url, content=b"{").status_code == 400
+    assert httpx.post(url, content=b"[" * 100_000).status_code == 400
+    assert httpx.delete(server.address).status_code == 404
+
+
+def test_the_page_keeps_to_itself(server: Served) -> None:
+    answer = httpx.get(server.address)
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert "fonts.googleapis" not in answer.text
+    config = httpx.get(f"{server.address}/config").json()
+    assert not config["analytics_enabled"]
+    assert str(Path.home()) not in json.dumps(config["layout"])
+
+
+def test_files_are_gone_when_the_server_ends() -> None:
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    with served() as running:
+        (file,) = running.upload(png()).json()
+        assert Path(file).is_file()
+        folder = Path(file).parents[1]
+        running.call("adapt", asking(file))
+        assert folder.name.startswith("selfadapt-")
+    assert not folder.exists()
+    assert os.environ.get("GRADIO_TEMP_DIR") == before
+
+
+def test_a_network_that_fails_is_told_of_without_its_details(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("secret detail")
+
+    (file,) = server.upload(png()).json()
+    monkeypatch.setattr("selfadapt.app.page.run", fail)
+    answer = server.call("adapt", asking(file))
+    assert answer["output"]["error"] == "something failed on the server; its log says what"
+    assert "secret" not in str(answer)
+
+
+# The verb
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "nothing.safetensors"], "there is no file nothing.safetensors"),
+        (["--model", "deeplabv1_resnet50"], "comes without weights"),
+        (["--port", "many"], "port must be a whole number"),
+        (["--port", "70000"], "port must be a whole number, 0 to 65535, got 70000"),
+        (["--host", "no.such.host.invalid"], "cannot be listened at"),
+        (["--max-mb", "0"], "max_mb must be a number, 0.01 to 1024, got 0.0"),
+        (["--max-megapixels", "nan"], "max_megapixels must be"),
+        (["--max-pixels", "0"], "max_pixels must be a whole number, 256 or more, got 0"),
+        (["--max-pixels", "-5"], "max_pixels must be a whole number, 256 or more, got -5"),
+        (["--device", "abacus"], "there is no device 'abacus'"),
+    ],
+)
+def test_serving_with_wrong_words_ends_with_one_line(
+    words: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("selfadapt.app.server.uvicorn", None)
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", *words])
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.strip().splitlines()) == 1 + ("note:" in err)
+
+
+def test_a_port_that_is_taken_is_said_so(
+    server: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = server.address.rpartition(":")[2]
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--port", port])
+    assert caught.value.code == 2
+    assert "already in use); choose another with --port" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_server_cleanly_while_a_page_is_open(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "selfadapt", "serve", "--port", "0", "--host", "0.0.0.0"]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        said = process.stdout.readline()
+        address = re.search(r"http://0\.0\.0\.0:\d+", said)[0].replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(address, timeout=60).status_code == 200
+        assert len(list(tmp_path.glob("selfadapt-*"))) == 1
+        with httpx.stream("GET", f"{address}/gradio_api/heartbeat/abc", timeout=60) as page:
+            next(page.iter_lines())
+            process.send_signal(signal.SIGINT)
+            err = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert err.splitlines() == ["note: all who can reach 0.0.0.0 can use this", "stopped"]
+    assert list(tmp_path.glob("selfadapt-*")) == []
