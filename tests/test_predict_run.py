@@ -21,6 +21,7 @@ from runs import run_cli, start_cli
 from selfadapt.baselines import SaNOnly
 from selfadapt.images import to_pil
 from selfadapt.predict.inputs import find_inputs
+from selfadapt.predict.outputs import write_result
 
 NET = ("--model", "streets", "--method", "san", "--device", "cpu")
 SECONDS = 60
@@ -281,13 +282,20 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
             raise KeyboardInterrupt
         return real(*args)
 
+    def write_slowly(*args: Any, **kwargs: Any) -> None:
+        time.sleep(0.3)
+        write_result(*args, **kwargs)
+
     out = tmp_path / "out"
     monkeypatch.setattr(SaNOnly, "_compute", stop)
+    monkeypatch.setattr("selfadapt.predict.stream.write_result", write_slowly)
     assert run_cli("predict", photos, *NET, "-o", out) == 130
     assert "the same command goes on from there" in capsys.readouterr().err
     assert len(list(out.glob("*_label.png"))) == 3
+    assert (out / ".predict" / "rows" / "0000.jsonl").read_text().count("\n") == 3
     assert run_cli("predict", photos, *NET, "-o", out) == 0
     assert len(list(out.glob("*_label.png"))) == 6
+    assert len(seen) == 7, "what was done was done again"
 
 
 # what is meant
