@@ -27,9 +27,10 @@ from selfadapt.checks import check_number
 from selfadapt.episode import Episode
 from selfadapt.fast import Fast
 from selfadapt.fast.graphs import RECORD_AT, Maps
-from selfadapt.method import MODES, Method, ModeName, brought_back, check_steps, probs_at
+from selfadapt.method import Method, brought_back, check_steps, probs_at
 from selfadapt.models.families import adapted_parameters
 from selfadapt.models.interface import Interface
+from selfadapt.modes import MODES, ModeName
 from selfadapt.norm import Alpha
 from selfadapt.pacing import Pace, as_tuple, with_preset
 from selfadapt.pseudo import check_psi, ignore_label, pseudo_label

@@ -1,8 +1,9 @@
 """The contract every method keeps: one image in, one result out, and the network as it was.
 
-A method says in ``_segment`` what it does with the image. All else is the same for every method and
-stands here: what comes in becomes a raw tensor of a size that can be dealt with, the network is
-lent out, times and notes are taken, and a prediction that is worthless falls back to a simpler one.
+A method says in ``_compute`` what it does with the image, and in ``_conclude`` what comes of it.
+All else is the same for every method and stands here: what comes in becomes a raw tensor of a size
+that can be dealt with, the network is lent out, times and notes are taken, and a prediction that is
+worthless falls back to a simpler one.
 """
 
 import inspect
@@ -10,10 +11,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from math import sqrt
-from numbers import Integral, Real
-from typing import Any, Literal, TypedDict
+from dataclasses import replace
+from numbers import Real
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -25,46 +25,15 @@ from selfadapt.episode import Episode
 from selfadapt.fast import PLAIN, Fast
 from selfadapt.fast.graphs import Graphs, Maps, has_hooks
 from selfadapt.images import Image, load_image
-from selfadapt.models.detect import detect
+from selfadapt.models.detect import check_model, detect, unwrapped
 from selfadapt.models.families import Selection
 from selfadapt.models.interface import LOWEST, Interface, held, lent
-from selfadapt.names import nearest
+from selfadapt.modes import MAX_PIXELS, MODES, ModeName, check_mode, within_budget
 from selfadapt.norm import Alpha, SaN, SaNReport, find_san, image_statistics, lent_san
 from selfadapt.pseudo import fuse
 from selfadapt.result import Result
-from selfadapt.views import (
-    OfficialView,
-    Size,
-    View,
-    pil_resize,
-    resize,
-    size_of,
-    undo_together,
-    usable_views,
-)
+from selfadapt.views import Size, View, size_of, undo_together, usable_views
 
-ModeName = Literal["paper", "official"]
-
-
-@dataclass(frozen=True)
-class Mode:
-    """What the two modes differ in: the paper as written, and the released code as it behaves."""
-
-    drift: float | None
-    """Momentum of the running statistics inside a loop of steps; None: SaN with alpha, no drift."""
-    strict: bool
-    """A pseudo-label must exceed its threshold, not only reach it."""
-    view: type[View]
-    """How views are resampled."""
-    size: Size | None
-    """What larger images are resized to; None: down to the budget, with their aspect ratio."""
-
-
-MODES = {
-    "paper": Mode(drift=None, strict=False, view=View, size=None),
-    "official": Mode(drift=0.1, strict=True, view=OfficialView, size=(1024, 2048)),
-}
-MAX_PIXELS = 1024 * 2048
 SETTINGS = (bool, int, float, str, tuple, type(None))
 """Kinds of attributes that what was recorded for an image depends on."""
 
@@ -118,9 +87,9 @@ class Method(ABC):
         fast: bool | Fast = True,
         interface: Interface | None = None,
     ) -> None:
-        _check_model(model)
-        _check_size(mode, max_pixels)
-        self.model = _unwrapped(model)
+        check_model(model)
+        check_mode(mode, max_pixels)
+        self.model = unwrapped(model)
         self.mode = mode
         self.max_pixels = max_pixels or MAX_PIXELS
         self.compare = compare
@@ -159,7 +128,7 @@ class Method(ABC):
         start = time.perf_counter()
         with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), held(self.model):
             whole = self._load(image, normalized)
-            image = self._within_budget(whole)
+            image = within_budget(whole, self.mode, self.max_pixels)
             with torch.cuda.device_of(whole):  # kernels are started on the current device
                 result = self._segment(image, size_of(whole))
             if whole.is_cuda:
@@ -354,15 +323,6 @@ class Method(ABC):
         loaded = loaded.to(torch.promote_types(weight.dtype, torch.float32))
         return self.interface.denormalize(loaded) if normalized else loaded
 
-    def _within_budget(self, image: Tensor) -> Tensor:
-        height, width = size_of(image)
-        shrink = sqrt(self.max_pixels / (height * width))
-        if shrink >= 1:
-            return image
-        if (size := MODES[self.mode].size) is not None:
-            return pil_resize(image, size)
-        return resize(image, (max(1, int(height * shrink)), max(1, int(width * shrink))))
-
     def _model_notes(self) -> tuple[str, ...]:
         notes = []
         if not self.san.converted and self.alpha != 0:
@@ -415,40 +375,6 @@ def _fast(fast: bool | Fast) -> Fast:
     if not isinstance(fast, Fast):
         raise TypeError(f"fast must be True, False or a Fast object, got {fast!r}")
     return fast
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """Return the network behind torch.compile or a wrapper for several devices."""
-    model = getattr(model, "_orig_mod", model)
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return _unwrapped(model.module)
-    return model
-
-
-def _check_model(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            "a TorchScript model cannot be adapted, its weights are fixed; give the nn.Module "
-            "it was made from"
-        )
-    tensors = [*model.parameters(), *model.buffers()]
-    if any(isinstance(t, nn.UninitializedParameter | nn.UninitializedBuffer) for t in tensors):
-        raise ValueError("this model has lazy layers without weights yet; run it on an image once")
-    if any(t.is_meta for t in tensors):
-        raise ValueError("this model has weights on the meta device, which hold no numbers")
-
-
-def _check_size(mode: str, max_pixels: int | None) -> None:
-    if mode not in MODES:
-        guess = nearest(str(mode), MODES)
-        raise ValueError(f"unknown mode {mode!r};{guess} known: {', '.join(MODES)}")
-    if max_pixels is not None and mode == "official":
-        raise ValueError("max_pixels cannot be set in official mode, which has 1024 x 2048")
-    whole = isinstance(max_pixels, Integral) and not isinstance(max_pixels, bool)
-    if max_pixels is not None and not (whole and max_pixels > 0):
-        raise ValueError(f"max_pixels must be a positive whole number, got {max_pixels!r}")
 
 
 def _uncached_autocast() -> torch.autocast:

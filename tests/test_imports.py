@@ -21,7 +21,7 @@ ROWS = [
         "result",
         "mixing",
     },
-    {"labels", "recipes", "pacing"},
+    {"labels", "recipes", "pacing", "modes"},
     {"norm", "dropout", "images", "streets"},
     {"models", "data"},
     {"fast"},

@@ -21,6 +21,30 @@ MINIMUMS = (1, 8, 16, 32, 64, 128, 256, 512)
 COMMON_SIZES = (224, 256, 320, 384, 448, 480, 512, 518, 640, 768, 1024)
 
 
+def check_model(model: nn.Module) -> None:
+    """Raise TypeError or ValueError for what cannot be adapted."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "a TorchScript model cannot be adapted, its weights are fixed; give the nn.Module "
+            "it was made from"
+        )
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(isinstance(t, nn.UninitializedParameter | nn.UninitializedBuffer) for t in tensors):
+        raise ValueError("this model has lazy layers without weights yet; run it on an image once")
+    if any(t.is_meta for t in tensors):
+        raise ValueError("this model has weights on the meta device, which hold no numbers")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the network behind torch.compile or a wrapper for several devices."""
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return unwrapped(model.module)
+    return model
+
+
 def detect(model: nn.Module, given: Interface | None = None) -> Interface:
     """Return the interface of ``model``; what is ``given`` stands, what is None is found out.
 

@@ -1,0 +1,58 @@
+"""The two modes, by name: the paper as written, and the released code as it behaves."""
+
+from dataclasses import dataclass
+from math import sqrt
+from numbers import Integral
+from typing import Literal
+
+from torch import Tensor
+
+from selfadapt.names import nearest
+from selfadapt.views import OfficialView, Size, View, pil_resize, resize, size_of
+
+ModeName = Literal["paper", "official"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What the two modes differ in."""
+
+    drift: float | None
+    """Momentum of the running statistics inside a loop of steps; None: SaN with alpha, no drift."""
+    strict: bool
+    """A pseudo-label must exceed its threshold, not only reach it."""
+    view: type[View]
+    """How views are resampled."""
+    size: Size | None
+    """What larger images are resized to; None: down to the budget, with their aspect ratio."""
+
+
+MODES = {
+    "paper": Mode(drift=None, strict=False, view=View, size=None),
+    "official": Mode(drift=0.1, strict=True, view=OfficialView, size=(1024, 2048)),
+}
+MAX_PIXELS = 1024 * 2048
+"""Larger images are scaled down to this many pixels, unless it is said otherwise."""
+
+
+def check_mode(mode: str, max_pixels: int | None) -> None:
+    """Raise ValueError unless there is such a mode, and it takes such a number of pixels."""
+    if mode not in MODES:
+        guess = nearest(str(mode), MODES)
+        raise ValueError(f"unknown mode {mode!r};{guess} known: {', '.join(MODES)}")
+    if max_pixels is not None and mode == "official":
+        raise ValueError("max_pixels cannot be set in official mode, which has 1024 x 2048")
+    whole = isinstance(max_pixels, Integral) and not isinstance(max_pixels, bool)
+    if max_pixels is not None and not (whole and max_pixels > 0):
+        raise ValueError(f"max_pixels must be a positive whole number, got {max_pixels!r}")
+
+
+def within_budget(image: Tensor, mode: ModeName, max_pixels: int) -> Tensor:
+    """Return an image ``(C, H, W)`` with no more pixels than that, resized as the mode does it."""
+    height, width = size_of(image)
+    shrink = sqrt(max_pixels / (height * width))
+    if shrink >= 1:
+        return image
+    if (size := MODES[mode].size) is not None:
+        return pil_resize(image, size)
+    return resize(image, (max(1, int(height * shrink)), max(1, int(width * shrink))))
