@@ -30,6 +30,15 @@ from selfadapt.methods import Segments
 from selfadapt.metrics import Score, in_space
 
 
+def open_network(place: str | None, weights: Path | None, dilation: str = "released") -> Any:
+    """Return a trained network: what ``selfadapt train`` saved, or a DeepLabv1 with weights."""
+    if (place is None) == (weights is None):
+        raise SystemExit("give either --model or --weights")
+    if place is not None:
+        return open_model(place)
+    return create_model("deeplabv1_resnet50", weights=weights, style="caffe", dilation=dilation)
+
+
 def open_domain(domain: str, limit: int | None) -> tuple[Dataset, float]:
     """Return a domain, and how much its images are enlarged."""
     name, _, look = domain.partition("/")
@@ -94,13 +103,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
-    if (args.model is None) == (args.weights is None):
-        parser.error("give either --model or --weights")
-    if args.model:
-        model: Any = open_model(args.model)
-    else:
-        options = {"style": "caffe", "dilation": args.dilation}
-        model = create_model("deeplabv1_resnet50", weights=args.weights, **options)
+    model = open_network(args.model, args.weights, args.dilation)
     model.to(args.device)
     methods = {}
     for run in ["source", *(run for run in args.run or METHODS if run != "source")]:
