@@ -3,7 +3,6 @@
 import os
 import warnings
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 
 from PIL import Image as PILImage
@@ -12,7 +11,8 @@ from torch import Tensor
 
 from selfadapt.checks import check_number
 from selfadapt.images import load_image
-from selfadapt.views import Size, resize, size_of
+from selfadapt.modes import within_budget
+from selfadapt.views import Size, size_of
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MIN_SIDE = 16
@@ -103,14 +103,11 @@ def _too_many(limits: Limits) -> str:
 
 def _scaled_down(image: Tensor, max_pixels: int) -> Tensor:
     """Bring an image within a number of pixels, so that no map of it is ever larger."""
-    height, width = size_of(image)
-    shrink = sqrt(max_pixels / (height * width))
-    if shrink >= 1:
-        return image
-    size = int(height * shrink), int(width * shrink)
-    if min(size) < MIN_SIDE:
+    small = within_budget(image, "paper", max_pixels)
+    if min(size_of(small)) < MIN_SIDE:
+        (height, width), (rows, columns) = size_of(image), size_of(small)
         raise ValueError(
             f"this image of {width}x{height} pixels is too narrow: at the size that can be "
-            f"segmented here it would be {size[1]}x{size[0]}"
+            f"segmented here it would be {columns}x{rows}"
         )
-    return resize(image, size)
+    return small
