@@ -15,7 +15,7 @@ from torch import Tensor
 import selfadapt
 from conftest import TinyNet, random_image, seeded
 from selfadapt.images import Image, load_image, to_pil
-from selfadapt.predict import Segmented, masks_of, predict, read_image, write_result
+from selfadapt.predict import DEFAULT, Segmented, masks_of, predict, read_image, write_result
 from selfadapt.predict import stream as module
 from selfadapt.predict.stream import AHEAD, WAITING
 from selfadapt.result import Result
@@ -267,12 +267,15 @@ def test_an_error_of_writing_is_raised_and_leaves_whole_files(
 
     monkeypatch.setattr(PILImage.Image, "save", save)
     results = predict(method, images, bases)
-    assert [next(results)[0] for _ in range(2)] == images[:2]
+    written: list[Path] = []
     with pytest.raises(OSError, match=r"02_overlay.png could not be written \(No space left"):
-        next(results)
+        written.extend(path for path, _ in results)
+    assert written[:2] == images[:2]
+    assert images[2] not in written, "it is said to be there"
     folder = bases[0].parent
     assert not list(folder.glob(".*"))
     assert {path.name for path in folder.glob("02_*")} == {"02_label.png", "02_color.png"}
+    assert all(len(list(folder.glob(f"{path.stem}_*"))) == len(DEFAULT) for path in written)
 
 
 def test_a_wrong_number_of_names_is_raised(
