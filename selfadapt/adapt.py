@@ -29,7 +29,7 @@ from selfadapt.fast import Fast
 from selfadapt.fast.graphs import RECORD_AT, Maps
 from selfadapt.method import Method, brought_back, check_steps, probs_at
 from selfadapt.models.families import adapted_parameters
-from selfadapt.models.interface import Interface
+from selfadapt.models.interface import Interface, lent
 from selfadapt.modes import MODES, ModeName
 from selfadapt.norm import Alpha
 from selfadapt.pacing import Pace, as_tuple, with_preset
@@ -157,9 +157,10 @@ class SelfAdapt(Method):
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         views_failed, unsure, *losses = maps["numbers"].tolist()
         losses = [] if unsure else losses
-        logits, notes = self._sound(
-            image, maps["logits"], _trouble(views_failed, losses, self._num_steps)
-        )
+        if unsure and self._num_steps and not views_failed:
+            logits, notes = self._unadapted(image)
+        else:
+            logits, notes = self._sound(image, maps["logits"], _trouble(views_failed, losses))
         if not notes and losses and losses[-1] > losses[0]:
             notes = (f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: lower lr",)
         return Result(
@@ -169,6 +170,20 @@ class SelfAdapt(Method):
             losses=tuple(losses),
             notes=notes,
         )
+
+    def _unadapted(self, image: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+        """Return the logits where there is nothing to fit: the weights stay as they are.
+
+        The released code goes through its steps all the same, so that statistics follow the image.
+        """
+        with lent(self.model), self._lent_san():
+            network = self._episode()
+            with self._loop_statistics():
+                for _ in range(self._num_steps):
+                    network.logits(image)
+            logits = network.logits(image)
+        note = "no pixel is sure enough for a pseudo-label: this is a prediction without adaptation"
+        return self._sound(image, logits)[0], (note,)
 
     def _segment(self, image: Tensor, size: Size) -> Result:
         self._num_steps = self.steps
@@ -197,12 +212,10 @@ class SelfAdapt(Method):
         return time.perf_counter() - start
 
 
-def _trouble(views_failed: bool, losses: Sequence[float], steps: int) -> str | None:
+def _trouble(views_failed: bool, losses: Sequence[float]) -> str | None:
     """Say what makes the adaptation worthless, if anything."""
     if views_failed:
         return "the views' predictions are not finite"
-    if steps and not losses:
-        return "no pixel is sure enough for a pseudo-label"
     if not all(map(isfinite, losses)):
         return "the loss became infinite, lr may be too high"
     return None

@@ -380,11 +380,25 @@ def san_probs(model: nn.Module, image: Tensor) -> Tensor:
     return SelfAdapt(model, steps=0)(image).probs
 
 
-def test_an_empty_pseudo_label_falls_back_to_san(tiny: nn.Module, image: Tensor) -> None:
-    result = SelfAdapt(tiny, mode="official", psi=1.0)(image)
+@pytest.mark.parametrize("fast", [True, False])
+def test_without_a_pseudo_label_statistics_alone_follow_as_in_the_released_code(
+    tiny: nn.Module, image: Tensor, fast: bool
+) -> None:
+    before = snapshot(tiny)
+    method = SelfAdapt(tiny, mode="official", psi=1.0, steps=3, fast=fast)
+    result = method(image)
     assert result.losses == ()
     assert "no pixel is sure enough" in result.notes[-1]
-    assert torch.equal(result.probs, san_probs(tiny, image))
+    assert_same(before, snapshot(tiny))
+    x = method.interface.normalize(image)
+    with torch.no_grad():
+        for _ in range(3):
+            tiny.train()(x)
+        with selfadapt.san(tiny.eval(), 0.1):
+            scores = F.interpolate(tiny(x), image.shape[-2:], mode="bilinear")
+    torch.testing.assert_close(result.probs, scores[0].softmax(dim=0), rtol=0, atol=1e-5)
+    unmoved = SelfAdapt(tiny, mode="official", psi=1.0, steps=0)(image)
+    assert not [note for note in unmoved.notes if "sure enough" in note]
 
 
 def test_an_exploding_loss_falls_back_to_san(tiny: nn.Module, image: Tensor) -> None:
