@@ -25,7 +25,7 @@ from selfadapt.episode import Episode
 from selfadapt.fast import PLAIN, Fast
 from selfadapt.fast.graphs import Graphs, Maps, has_hooks
 from selfadapt.images import Image, load_image
-from selfadapt.models.detect import check_model, detect, unwrapped
+from selfadapt.models.detect import check_model, detect, is_normalisation_said, unwrapped
 from selfadapt.models.families import Selection
 from selfadapt.models.interface import LOWEST, Interface, held, lent
 from selfadapt.modes import MAX_PIXELS, MODES, ModeName, check_mode, within_budget
@@ -100,7 +100,7 @@ class Method(ABC):
         if self._draws:  # what is random differs from run to run
             self.fast = replace(self.fast, reuse=False, graphs=False)
         self._graphs = Graphs(self.model)
-        self.notes = self._model_notes()
+        self.notes = self._model_notes(interface)
 
     def __repr__(self) -> str:
         own = (*inspect.signature(type(self)).parameters, "mode", "max_pixels")
@@ -323,8 +323,15 @@ class Method(ABC):
         loaded = loaded.to(torch.promote_types(weight.dtype, torch.float32))
         return self.interface.denormalize(loaded) if normalized else loaded
 
-    def _model_notes(self) -> tuple[str, ...]:
+    def _model_notes(self, given: Interface | None) -> tuple[str, ...]:
         notes = []
+        channels = self.interface.channels or 3
+        if not is_normalisation_said(self.model, given, channels):
+            assumed = "ImageNet's mean and std are" if channels == 3 else "no normalisation is"
+            notes.append(
+                f"nothing says how this network's input is normalised, {assumed} assumed; say it "
+                "with interface=Interface(mean=..., std=...), here or as the network's attribute"
+            )
         if not self.san.converted and self.alpha != 0:
             notes.append(str(self.san))
         if self._draws:

@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import selfadapt
+from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
+
 torch.set_num_threads(1)
 
 collect_ignore_glob = []
@@ -26,6 +29,8 @@ def needs_data(*parts: str) -> Path:
 
 class TinyNet(nn.Module):
     """Two convolutions with BatchNorm and a classifier at half the size of the image."""
+
+    interface = selfadapt.Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
     def __init__(
         self, classes: int = 3, channels: int = 3, form: Callable[[Tensor], Any] = lambda y: y

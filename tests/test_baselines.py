@@ -577,8 +577,9 @@ def test_an_ensemble_says_each_thing_once(image: Tensor) -> None:
         seeded(lambda: nn.Sequential(nn.Conv2d(3, 3, 3, padding=1)), seed) for seed in (0, 1)
     ]
     result = Ensemble(networks)(image)
-    assert len(result.notes) == 1
-    assert "SaN changes nothing" in result.notes[0]
+    assert len(result.notes) == 2
+    assert "nothing says how this network's input is normalised" in result.notes[0]
+    assert "SaN changes nothing" in result.notes[1]
 
 
 def test_an_ensemble_leaves_its_networks_alone(image: Tensor) -> None:

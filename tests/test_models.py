@@ -517,3 +517,23 @@ def test_networks_of_other_channels_have_no_gray_views() -> None:
     assert sum(view.flip for view in method.views) == 3
     assert method.interface.mean == (0.0,) * 4
     assert any("input channels: 4, so no view is turned gray" in note for note in method.notes)
+
+
+def test_what_is_assumed_of_the_input_is_noted() -> None:
+    net = seeded(lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)))
+
+    def notes(**settings: Any) -> str:
+        return str(selfadapt.SelfAdapt(net, adapt=["2"], **settings).notes)
+
+    assert "ImageNet's mean and std are assumed" in notes()
+    assert notes(interface=Interface(mean=(0.5,) * 3, std=(0.5,) * 3)) == "()"
+    net.interface = Interface(mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert notes() == "()"
+    gray = nn.Sequential(nn.Conv2d(1, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+    assert "no normalisation is assumed" in str(selfadapt.SelfAdapt(gray, adapt=["2"]).notes)
+
+
+@pytest.mark.parametrize("address", ["torchvision:lraspp_mobilenet_v3_large", "smp:Unet/resnet18"])
+def test_nothing_is_assumed_of_networks_of_known_libraries(address: str) -> None:
+    method = selfadapt.SelfAdapt(seeded(lambda: selfadapt.create_model(address, classes=3)))
+    assert "normalised" not in str(method.notes)

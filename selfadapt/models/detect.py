@@ -69,6 +69,12 @@ def detect(model: nn.Module, given: Interface | None = None) -> Interface:
     return _with_normalisation(interface)
 
 
+def is_normalisation_said(model: nn.Module, given: Interface | None, channels: int) -> bool:
+    """Say whether anybody says how the input is normalised, or it is only assumed."""
+    said = (_known(model), Interface() if given is None else given)
+    return any(len(numbers or ()) == channels for one in said for numbers in (one.mean, one.std))
+
+
 def _with_normalisation(interface: Interface) -> Interface:
     """Fill in ImageNet's mean and deviation for colour, none for other channels; check them."""
     channels = interface.channels or 3
@@ -191,6 +197,10 @@ def _known(model: nn.Module) -> Interface:
             return Interface(mean=(0.5,) * 3, std=(0.5,) * 3)
         if name.startswith("dpn"):
             return Interface(mean=(124 / 255, 117 / 255, 104 / 255), std=(1 / (0.0167 * 255),) * 3)
+        if not name.startswith("tu-"):
+            return Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    if type(model).__module__.startswith("torchvision."):
+        return Interface(mean=IMAGENET_MEAN, std=IMAGENET_STD)
     for timm in _timm_configs(model):
         if timm.get("mean") and timm.get("std"):
             return Interface(mean=tuple(timm["mean"]), std=tuple(timm["std"]))

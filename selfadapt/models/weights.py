@@ -56,7 +56,7 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
     if not path.is_file():
         raise FileNotFoundError(f"there is no weights file {path}")
     metadata: dict[str, str] = {}
-    if path.suffix == ".safetensors" or _looks_like_safetensors(path):
+    if _looks_like_safetensors(path) or path.suffix == ".safetensors":
         try:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
@@ -248,7 +248,11 @@ def put_weights(model: nn.Module, weights: Weights, *, whole: bool = False) -> b
     fit = best_fit(model, weights.tensors, whole=whole)
     if fit.num_problems:
         raise ValueError(f"{weights.origin} does not fit this network: {_explained(fit, weights)}")
-    fit.module.load_state_dict(fit.tensors, strict=False)
+    try:
+        fit.module.load_state_dict(fit.tensors, strict=False)
+    except RuntimeError as error:  # tensors without numbers, sparse ones and the like
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{weights.origin} cannot be put into this network: {reason}") from error
     return fit.module is model
 
 
