@@ -5,6 +5,17 @@ import os
 import torch
 
 
+def process_number() -> tuple[int, int]:
+    """Return the number of this process, and how many share the work, as torchrun says it."""
+    texts = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not all(text.isdecimal() for text in texts) or not int(texts[0]) < int(texts[1]):
+        raise ValueError(
+            "RANK must be the number of this process, from 0, and WORLD_SIZE how many there are, "
+            f"got {texts[0]!r} and {texts[1]!r}; unset both, or let torchrun set them"
+        )
+    return int(texts[0]), int(texts[1])
+
+
 def find_device(name: str) -> torch.device:
     """Return a device by name; ``auto`` takes a GPU if there is one.
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
     if not path.is_file():
         raise ValueError(f"an image must be a file, but {path} is a pipe or a device")
     try:
-        with PILImage.open(path) as picture:
+        with PILImage.open(path, formats=_formats()) as picture:
             most = PILImage.MAX_IMAGE_PIXELS
             if most is not None and picture.width * picture.height > most:
                 raise ValueError(
@@ -83,8 +84,17 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
         raise ValueError(f"{path} has more pixels than one image may have") from error
     except ValueError:
         raise
+    except PermissionError as error:
+        raise ValueError(f"{path} may not be read: {error.strerror}") from error
     except Exception as error:  # decoders of damaged files fail in any way
         raise ValueError(f"{path} cannot be read, it may be cut off or damaged: {error}") from error
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return the kinds of files that are read: all that need no other program, as EPS does."""
+    PILImage.init()
+    return tuple(name for name in PILImage.OPEN if name != "EPS")
 
 
 def _from_pil(picture: PILImage.Image, channels: int, device: Device) -> Tensor:

@@ -1,5 +1,6 @@
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,3 +138,21 @@ def test_masks_are_painted() -> None:
     blended = overlay(torch.ones(3, 2, 2), colored(label, [(0, 0, 0), (255, 255, 255)]))
     assert np.asarray(blended)[0, 0].tolist() == [127, 127, 127]
     assert np.asarray(to_pil(torch.full((2, 2), 0.2)))[0, 0].tolist() == [51, 51, 51]
+
+
+def test_files_that_another_program_would_read_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "page.tif"
+    path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
+    with pytest.raises(ValueError, match="is not an image file that can be read"):
+        load_image(path)
+
+
+def test_a_file_that_may_not_be_read_is_said_so(tmp_path: Path, monkeypatch: Any) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "a.png"
+    path.touch()
+    monkeypatch.setattr(PILImage, "open", refuse)
+    with pytest.raises(ValueError, match=r"a.png may not be read: Permission denied"):
+        load_image(path)

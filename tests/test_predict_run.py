@@ -298,7 +298,31 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
     assert len(seen) == 7, "what was done was done again"
 
 
+def test_an_output_that_disappears_is_said_so_and_made_again(
+    photos: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+
+    def compute(*args: Any, run: Any = SaNOnly._compute) -> Any:
+        (out / "0_label.png").unlink(missing_ok=True)
+        return run(*args)
+
+    monkeypatch.setattr(SaNOnly, "_compute", compute)
+    assert run_cli("predict", photos, *NET, "-o", out) == 2
+    assert "0.png is gone: does something else change" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert run_cli("predict", photos, *NET, "-o", out) == 0
+    assert len(list(out.glob("*_label.png"))) == 6
+
+
 # what is meant
+
+
+def test_links_that_lead_nowhere_fail_alone(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    (photos / "loop.png").symlink_to("loop.png")
+    (photos / "dangling.png").symlink_to("nowhere.png")
+    assert run_cli("predict", photos, *NET, "-o", tmp_path / "out") == 1
+    assert capsys.readouterr().err.count("not done: ") == 2
 
 
 def test_patterns_keep_their_folders(tmp_path: Path, monkeypatch: Any) -> None:
@@ -459,6 +483,10 @@ BAD = {
     "no such settings": (["{photos}", "--config", "nowhere.yaml"], "nowhere.yaml"),
     "unknown setting in a file": (["{photos}", "--config", "{photos}/bad.yaml"], "colour"),
     "fast": (["{photos}", "--fast=perhaps"], "fast"),
+    "empty settings": (["{photos}", "--config", "{photos}/empty.yaml"], "empty.yaml is empty"),
+    "an empty word": (["{photos}", ""], "a word is empty: is a variable of the shell not set?"),
+    "an image too late": (["--scales", "0.5", "{photos}/0.png"], "files come before the flags"),
+    "a long name": (["{photos}/" + "x" * 230 + ".png"], "is too long for those of its outputs"),
 }
 
 
@@ -467,6 +495,8 @@ def test_what_is_asked_wrongly_leaves_nothing(
     case: str, photos: Path, tmp_path: Path, capsys: Any
 ) -> None:
     (photos / "bad.yaml").write_text("colour: true\n")
+    (photos / "empty.yaml").touch()
+    (photos / f"{'x' * 230}.png").write_bytes((photos / "0.png").read_bytes())
     words, message = BAD[case]
     words = [word.format(photos=photos) for word in words]
     assert run_cli("predict", *words, *NET, "-o", tmp_path / "out") == 2

@@ -435,3 +435,44 @@ def test_a_damaged_record_of_a_training_run_is_refused(
         err = capsys.readouterr().err
         assert "is not what a training run writes" in err
         assert "Traceback" not in err
+
+
+def test_files_of_others_are_not_replaced(root: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "mine" / "tables").mkdir(parents=True)
+    precious = tmp_path / "mine" / "tables" / "domains.csv"
+    precious.write_text("precious")
+    assert run_cli("report", root / "run", "-o", tmp_path / "mine") == 2
+    assert "tables would be replaced" in capsys.readouterr().err
+    assert precious.read_text() == "precious"
+
+
+def test_a_report_that_was_killed_is_written_anew(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("selfadapt.report.page._picture", fail)
+        assert run_cli("report", root / "run", "-o", tmp_path / "out") == 130
+    assert (tmp_path / "out" / "tables").exists()
+    assert run_cli("report", root / "run", "-o", tmp_path / "out") == 0
+    assert not (tmp_path / "out" / ".report").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("chosen.json", "{}", "chosen.json is damaged"),
+        ("chosen.json", "no", "chosen.json is damaged"),
+        ("record.json", '{"format": "selfadapt evaluation 1"}', "lacks identity, recipe"),
+        ("pictures/index.json", "[", "index.json is damaged"),
+    ],
+)
+def test_a_damaged_run_is_named(
+    name: str, content: str, message: str, root: Path, tmp_path: Path, capsys: Any
+) -> None:
+    shutil.copytree(root / "run", tmp_path / "run")
+    (tmp_path / "run" / name).write_text(content)
+    assert run_cli("report", tmp_path / "run", "-o", tmp_path / "out") == 2
+    assert message in capsys.readouterr().err

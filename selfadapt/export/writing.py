@@ -1,5 +1,6 @@
 """Traces as files that are checked before they are there."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -104,14 +105,17 @@ def write_onnx(traced: Trace, path: Path) -> float:
 
 def write_program(traced: Trace, path: Path) -> float:
     """Write a trace as a program; return its largest difference to the method here."""
+    file = io.BytesIO()  # torch breaks off where a disk is full
+    with explained(traced.size):
+        torch.export.save(
+            traced.program, file, extra_files={"selfadapt.json": json.dumps(traced.about)}
+        )
+        file.seek(0)
+        run: Any = torch.export.load(file).module()
+    difference = _check(traced, path, run)
     with written_whole(path) as aside:
-        with explained(traced.size), aside.open("wb") as file:
-            torch.export.save(
-                traced.program, file, extra_files={"selfadapt.json": json.dumps(traced.about)}
-            )
-        with explained(traced.size), aside.open("rb") as file:
-            run: Any = torch.export.load(file).module()
-        return _check(traced, path, run)
+        aside.write_bytes(file.getbuffer())
+    return difference
 
 
 def _name_sizes(graph: Any, traced: Trace) -> None:

@@ -86,8 +86,8 @@ def masks_of(result: Result, classes: Sequence[str] | None = None) -> Masks:
 def names_of(classes: Sequence[str] | None, number: int) -> tuple[str, ...]:
     """Return the names of a number of predicted classes, made up where they are not known."""
     names = tuple(classes or class_names(number))
-    if len(names) == 1:
-        names = ("background", *names)  # one output channel is two classes
+    if len(names) == 1:  # one output channel is two classes
+        names = ("background", "foreground" if names == class_names(1) else names[0])
     if len(names) != number:
         raise ValueError(f"the network predicts {number} classes, but {len(names)} are named")
     return names

@@ -30,7 +30,9 @@ FORMAT = "selfadapt predictions 1"
 TABLE = "predictions.csv"
 WORK = ".predict"
 PATIENCE = 60.0
-"""Seconds to wait for the first process to make the folder."""
+"""Seconds to wait until what another process has written is seen here, too."""
+LONGEST = 240
+"""The most bytes the name of an output may have: a file name has 255, some for the file aside."""
 
 
 class Key(NamedTuple):
@@ -131,10 +133,16 @@ class PredictFolder:
         return record["names"], set(_outputs_of(self.path, record))
 
     def _check_inputs(self, inputs: Sequence[Input]) -> None:
-        outputs = {path.resolve() for one in inputs for path in self.paths(one).values()}
+        outputs = {os.path.realpath(path) for one in inputs for path in self.paths(one).values()}
         for one in inputs:
-            if one.path.resolve() in outputs:
+            if os.path.realpath(one.path) in outputs:
                 raise ValueError(f"the input {one.path} would be replaced by an output")
+            longest = max(len(os.fsencode(path.name)) for path in self.paths(one).values())
+            if longest > LONGEST:
+                raise ValueError(
+                    f"the name of {one.path} is too long for those of its outputs, which would "
+                    f"have {longest} bytes, and {LONGEST} are the most; rename it or leave it out"
+                )
 
     def _check_foreign(self, new: Iterable[Input]) -> None:
         """Refuse to write where there are files that no earlier run has written."""
@@ -216,6 +224,10 @@ def read_record(folder: Path) -> dict[str, Any]:
     if found != FORMAT:
         raise ValueError(
             f"{path} must be of the format {FORMAT!r}, got {found!r}; use --overwrite to start anew"
+        )
+    if lacking := [part for part in ("identity", "names") if part not in record]:
+        raise ValueError(
+            f"{path} is damaged, it lacks {', '.join(lacking)}; use --overwrite to start anew"
         )
     return record
 

@@ -17,7 +17,7 @@ from selfadapt.methods import Segments
 from selfadapt.predict.frames import VideoWork
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import names_of
-from selfadapt.predict.record import TABLE, Key, PredictFolder
+from selfadapt.predict.record import PATIENCE, TABLE, Key, PredictFolder
 from selfadapt.predict.stream import Segmented, predict, stream
 from selfadapt.predict.table import write_table
 from selfadapt.predict.video import guess_num_frames
@@ -145,13 +145,24 @@ class Run:
                 del self._videos[file]
 
     def _wait(self, left: Sequence[Input]) -> None:
-        """Wait until the other processes have done their share."""
-        while self._videos or not all(map(self._complete, left)):
-            self.journal.refresh()
-            self._finish_videos()
-            if self._videos or not all(map(self._complete, left)):
-                self.show(self._done, self._total, "waiting for the other processes")
-                time.sleep(POLL)
+        """Wait until the other processes have done their share; what is done must be there."""
+        since = time.monotonic()
+        while missing := self._missing(left):
+            if any(self._keys[one.file] not in self.journal.done for one in missing):
+                since = time.monotonic()
+            if time.monotonic() - since >= (PATIENCE if self.folder.world > 1 else 0):
+                raise OSError(
+                    f"what was written for {missing[0].path} is gone: does something else change "
+                    f"{self.folder.path}? The same command makes it again"
+                )
+            self.show(self._done, self._total, "waiting for the other processes")
+            time.sleep(POLL)
+
+    def _missing(self, left: Sequence[Input]) -> list[Input]:
+        """Return the files that something is still to be written for, by any process."""
+        self.journal.refresh()
+        self._finish_videos()
+        return [one for one in left if one.file in self._videos or not self._complete(one)]
 
     def _conclude(self, num_before: int, start: float) -> Summary:
         """Write the table and tidy up."""

@@ -59,7 +59,7 @@ def read_frames(path: Path, reading: Reading) -> Generator[Any, None, None]:
             source = container.streams.video[0]
             source.thread_type = "AUTO"
             reading.rate = _rate(source)
-            first = None
+            first, late = None, Fraction(0)
             for frame in container.decode(source):
                 if frame.pts is not None:
                     first = frame.pts if first is None else first
@@ -70,12 +70,22 @@ def read_frames(path: Path, reading: Reading) -> Generator[Any, None, None]:
                 yield frame
             if reading.num_frames < source.frames:
                 raise ValueError(f"it says that it has {source.frames} frames")
+            if not source.frames and _is_short(container, reading, late):
+                raise ValueError(f"it says that it lasts {container.duration / 1e6:.1f} seconds")
     except (av.error.FFmpegError, ValueError) as error:
         found = getattr(error, "strerror", None) or error
         where = f" after frame {reading.num_frames}" if reading.num_frames else ""
         reading.trouble = f"{path} cannot be read{where}, it may be cut off or damaged: {found}"
     if not reading.num_frames and reading.trouble is None:
         reading.trouble = f"{path} is a video without frames"
+
+
+def _is_short(container: Any, reading: Reading, last: Fraction) -> bool:
+    """Say whether a video ends long before it says it does; sound may well go on after it."""
+    if not container.duration or len(container.streams) > 1:
+        return False
+    rest = Fraction(container.duration, 1_000_000) - last
+    return rest > max(3 / reading.rate, last / 20)
 
 
 def guess_num_frames(path: Path) -> int:

@@ -9,7 +9,6 @@ Processes that torchrun starts share the images by number and meet in the journa
 what the others have done. So it does not matter how many they are, nor how often they are started.
 """
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ from rich.progress import (
 from torch import Tensor
 
 from selfadapt.data import Sample
-from selfadapt.devices import find_device
+from selfadapt.devices import find_device, process_number
 from selfadapt.images import enlarged, load_image
 from selfadapt.journal import Journal
 from selfadapt.methods import Segments
@@ -82,7 +81,7 @@ def evaluate(
     Returns:
         The folder.
     """
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, world = process_number()
     device = find_device(config.device)
     check_training(config)
     domains = open_domains(config)

@@ -153,14 +153,22 @@ def read_record(folder: Path) -> dict[str, Any]:
     """Read what a run is of."""
     path = folder / "record.json"
     try:
-        record: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
+        record = read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"there is no evaluation in {folder}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); use --overwrite to start anew") from error
     found = record.get("format") if isinstance(record, dict) else None
     if found != FORMAT:
         raise ValueError(
             f"{path} must be of the format {FORMAT!r}, got {found!r}; use --overwrite to start anew"
         )
+    if lacking := [part for part in ("identity", "recipe", "images") if part not in record]:
+        raise ValueError(f"{path} is damaged, it lacks {', '.join(lacking)}; evaluate anew")
     return record
+
+
+def read_json(path: Path) -> Any:
+    """Read a file of a run."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); use --overwrite to start anew") from error

@@ -1,6 +1,5 @@
 """A run read back: its recipe, what was chosen, and the rows of each method added up."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from selfadapt.journal import read_rows
 from selfadapt.metrics import Counts, iou
-from selfadapt.protocol.folder import read_record
+from selfadapt.protocol.folder import read_json, read_record
 from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
 from selfadapt.protocol.rows import Key, counts_of
 from selfadapt.protocol.trials import Trial, sweeps_of, trial_of
@@ -152,13 +151,19 @@ def read_results(folder: str | Path) -> Results:
     folder = Path(folder)
     record = read_record(folder)
     try:
-        chosen = json.loads((folder / "chosen.json").read_text())
+        chosen = read_json(folder / "chosen.json")
     except FileNotFoundError:
         raise FileNotFoundError(
             f"the evaluation in {folder} has not chosen its settings yet; run selfadapt evaluate"
         ) from None
-    choices = {label: Choice(**content) for label, content in chosen.items()}
     config = config_of(record["recipe"])
+    try:
+        choices = {method.name: Choice(**chosen[method.name]) for method in config.methods}
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder / 'chosen.json'} is damaged: it must say what was tried and chosen for each "
+            "method; use selfadapt evaluate with --overwrite to start anew"
+        ) from error
     keys = Results(config, choices, {}).trials()
     rows = read_rows(folder / "rows", Key, lambda key: key.trial in keys)
     return Results(config, choices, rows)

@@ -3,13 +3,12 @@
 import base64
 import html
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from selfadapt.files import make_folder, written_whole
-from selfadapt.protocol.folder import read_record
+from selfadapt.protocol.folder import read_json, read_record
 from selfadapt.protocol.results import read_results
 from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
 from selfadapt.report.material import Exhibit, Material, Section
@@ -34,15 +33,21 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
     if (folder / "record.json").exists():
         raise ValueError(f"{folder} holds an evaluation, whose tables would be replaced; give "
                          "another folder")  # fmt: skip
-    if page.exists() and not overwrite:
-        raise FileExistsError(f"{page} would be replaced; choose another folder or --overwrite")
+    begun = folder / ".report"  # by a process that was killed
+    for present in (page, *(() if begun.exists() else (folder / "tables", folder / "figures"))):
+        if present.exists() and not overwrite:
+            raise FileExistsError(
+                f"{present} would be replaced; choose another folder or --overwrite"
+            )
     results, record = read_results(run), read_record(run)
     if not any(results.scores(results.methods[0], domain).images for domain in results.targets):
         raise ValueError(f"no target of {run} has been segmented yet; run selfadapt evaluate first")
     index = run / "pictures" / "index.json"
-    pictures = json.loads(index.read_text()) if index.exists() else []
+    pictures = read_json(index) if index.exists() else []
     material = Material(results, record, pictures)
     sections = [section for make in SECTIONS if (section := make(material)) is not None]
+    make_folder(folder)
+    begun.touch()
     for part in ("tables", "figures"):
         make_folder(folder / part)
     body = "".join(_section(section, run, folder) for section in sections)
@@ -50,6 +55,7 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
     content = PAGE.replace("LINKS", links).replace("SECTIONS", body)
     with written_whole(page) as aside:
         aside.write_text(content)
+    begun.unlink(missing_ok=True)
     return page
 
 
