@@ -15,6 +15,12 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Let links to a notebook lead to its page; those on the page itself lead to the notebook."""
+    inside = page.file.src_uri.startswith("notebooks/")
+    return markdown if inside else markdown.replace(".ipynb)", ".md)")
+
+
 def as_page(notebook: Path) -> str:
     """Return the Markdown of a notebook, and where the notebook itself is."""
     cells = json.loads(notebook.read_text())["cells"]

@@ -1,3 +1,4 @@
+import json
 import re
 import shlex
 import shutil
@@ -13,6 +14,7 @@ from PIL import Image as PILImage
 
 import selfadapt
 from conftest import random_image, seeded
+from runs import run_cli
 from selfadapt.cli import VERBS, _parser, _with_recipe, main
 from selfadapt.images import to_pil
 from selfadapt.labels import CITYSCAPES_COLORS
@@ -320,3 +322,63 @@ def test_every_verb_has_an_example_that_parses(verb: str, capsys: Any) -> None:
     assert f"example: {VERBS[verb].example}" in capsys.readouterr().out
     parsed = _parser().parse_args(_with_recipe(shlex.split(VERBS[verb].example)[1:]))
     assert parsed.verb == verb
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demoo"], "unknown verb 'demoo'; did you mean 'demo'?"),
+        (["predict", "a.png"], "required: --model, --output; see selfadapt predict --help"),
+        (["train"], "most of them come from a RECIPE: selfadapt train RECIPE -o DIR"),
+    ],
+)
+def test_what_is_missing_is_said_with_the_help_to_look_at(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(*words) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rank", "world"), [("0", "0"), ("5", "2"), ("x", "2"), ("", "1")])
+@pytest.mark.parametrize("verb", ["predict", "evaluate"])
+def test_odd_numbers_of_processes_are_refused(
+    verb: str, rank: str, world: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world)
+    to_pil(random_image(16, 16)).save(tmp_path / "a.png")
+    words = ["streets-quick"] if verb == "evaluate" else [tmp_path / "a.png", "--model", "streets"]
+    assert run_cli(verb, *words, "-o", tmp_path / "out") == 2
+    assert "RANK must be the number of this process" in capsys.readouterr().err
+
+
+def test_classes_are_named_and_only_our_words_are_printed(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("talkative.py").write_text(
+        "import torch\ndef net():\n    print('loading')\n    return torch.nn.Conv2d(3, 3, 1)\n"
+    )
+    to_pil(random_image(16, 16)).save("a.png")
+    command = ("predict", "a.png", "--model", "talkative:net", "--trust", "--method", "source")
+    assert run_cli(*command, "-o", "out", "--json", "--classes", "road", "car", "sky") == 0
+    assert json.loads(capsys.readouterr().out)["done"] == 1
+    assert "share_road,share_car,share_sky" in Path("out/predictions.csv").read_text()
+
+
+def test_shells_complete_file_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli("--print_completion", "shtab-bash") == 0
+    assert "complete -o bashdefault -o default -F" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError, RuntimeError])
+def test_too_little_memory_is_said_so(
+    kind: type[Exception], tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise kind("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("selfadapt.cli.look.run_bench", fail)
+    assert run_cli("bench") == 1
+    assert "out of memory: try a smaller --sizes" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_the_page_fits_a_phone(report: Path, scheme: str) -> None:
 def test_images_of_ones_own_are_compared_without_ground_truth(tmp_path: Path, capsys: Any) -> None:
     to_pil(random_image(40, 56)).save(tmp_path / "a&b.png")
     model = seeded(TinyNet)
-    report = demo_images(tmp_path / "out", [tmp_path / "a&b.png"], model, CLASSES, steps=1)
+    report, _ = demo_images(tmp_path / "out", [tmp_path / "a&b.png"], model, CLASSES, steps=1)
     page = report.read_text()
     assert page.count("<figure>") == 5
     assert "ground truth</figcaption>" not in page
@@ -110,6 +110,16 @@ def test_without_a_network_own_images_go_through_that_of_the_package(
     assert named
     assert named <= set(STREETS_9)
     assert "a.png" in capsys.readouterr().out
+
+
+def test_images_that_cannot_be_read_are_left_out_and_named(tmp_path: Path, capsys: Any) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    to_pil(random_image(24, 32)).save(photos / "a.png")
+    (photos / "b.png").write_text("no image")
+    assert run("--image", photos, "--steps", 0, "-o", tmp_path / "out") == 1
+    assert "not done: " in capsys.readouterr().err
+    assert "<h2>a.png</h2>" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_a_large_image_is_shrunk(tmp_path: Path) -> None:
@@ -138,6 +148,7 @@ def test_a_large_image_is_shrunk(tmp_path: Path) -> None:
         (["--image", "a.png", "--model", "a", "--model", "b"], "takes one --model, got 2"),
         (["--image", "a.png", "--model", "deeplabv1_resnet50"], "comes without weights"),
         (["--image", "a.png", "-o", "text.jpg"], "the output must be a folder"),
+        (["--image", "a.png", "--looks", "rain"], "--looks are of the built-in streets"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(

@@ -19,8 +19,8 @@ from selfadapt.cli.runs import EVALUATE, REPORT, TRAIN, TUNE
 from selfadapt.cli.segment import PREDICT
 from selfadapt.cli.serve import SERVE
 from selfadapt.cli.verbs import RECIPE_VERBS, Parser
-from selfadapt.cli.words import spelled
-from selfadapt.recipes import find_recipe
+from selfadapt.cli.words import check_settings, spelled
+from selfadapt.recipes import find_recipe, shipped_recipes
 
 USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
 VERBS = {
@@ -47,6 +47,8 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda text, *_, **__: print(f"note: {text}", file=sys.stderr)
+            if "" in words:
+                raise ValueError("a word is empty: is a variable of the shell not set?")
             parser = _parser()
             parsed = parser.instantiate(parser.parse_args(_with_recipe(spelled(words))))
             code = VERBS[parsed.verb].run(parsed[parsed.verb])
@@ -56,11 +58,13 @@ def main(args: Sequence[str] | None = None) -> None:
     except USER_ERRORS as error:
         print(f"selfadapt {words[0]}: {error}", file=sys.stderr)
         code = 2
-    except torch.OutOfMemoryError as error:
-        where = f" ({error})" if words[0] in ("evaluate", "tune") else ""
-        smaller = {"train": "--batch or --augment.crop", "predict": "--max-pixels"}
-        advice = smaller.get(words[0], "scale of the domains, or max_pixels among the settings")
-        print(f"out of memory{where}: try a smaller {advice}, or the CPU", file=sys.stderr)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        _say_out_of_memory(words[0], error)
+        code = 1
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # of a CPU
+            raise
+        _say_out_of_memory(words[0], error)
         code = 1
     except KeyboardInterrupt:
         print("stopped; what has been written is complete", file=sys.stderr)
@@ -73,17 +77,22 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _say_out_of_memory(verb: str, error: BaseException) -> None:
+    where = f" ({error})" if verb in ("evaluate", "tune") else ""
+    smaller = {
+        "train": "--batch or --augment.crop", "predict": "--max-pixels", "bench": "--sizes",
+        "evaluate": "scale of the domains, or max_pixels among the settings",
+    }  # fmt: skip
+    advice = smaller.get(verb, smaller["evaluate"])
+    print(f"out of memory{where}: try a smaller {advice}, or another device", file=sys.stderr)
+
+
 def _with_recipe(words: list[str]) -> list[str]:
     """Spell the recipe that follows a verb as a flag, which is what a file of settings is."""
     if len(words) < 2 or words[0] not in RECIPE_VERBS or words[1].startswith("-"):
         return words
     path = find_recipe(words[1], RECIPE_VERBS[words[0]])
-    try:
-        empty = not path.read_text().strip()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"a recipe must be a YAML file, but {path} is no text") from error
-    if empty:
-        raise ValueError(f"the recipe {path} is empty")
+    check_settings(path, "a recipe")
     return [words[0], "--recipe", str(path), *words[2:]]
 
 
@@ -112,11 +121,14 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subcommands(dest="verb", metavar="VERB", required=True)
     for name, verb in VERBS.items():
+        usage, epilog = None, f"example: {verb.example}"
+        if kind := RECIPE_VERBS.get(name):
+            usage = f"selfadapt {name} RECIPE -o DIR [--SETTING VALUE ...]"
+            epilog += f" -- recipes of the package: {', '.join(shipped_recipes(kind))}"
         sub = Parser(
-            description=verb.help,
-            epilog=f"example: {verb.example}",
-            print_config="--print-config",
+            usage=usage, description=verb.help, epilog=epilog, print_config="--print-config"
         )
         verb.add_arguments(sub)
         verbs.add_subcommand(name, sub, help=verb.help)
+        sub.prog = f"selfadapt {name}"
     return parser

@@ -7,7 +7,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from selfadapt import METHODS, MODELS, Interface, create_model
-from selfadapt.cli.opening import NOT_FLAGS, setting_texts
+from selfadapt.cli.opening import NOT_FLAGS, SHIPPED, setting_texts
 from selfadapt.cli.verbs import Verb, json_argument
 from selfadapt.methods import check_method, settings_of
 from selfadapt.models.families import adapted_parameters
@@ -75,6 +75,7 @@ def _models(args: Namespace) -> int:
         for option, values in options.items():
             print(f"  {option:11} {' | '.join(values)}")
         print()
+    print(f"{SHIPPED}: a small deeplabv1 that comes with the package, trained on its own streets\n")
     print(ADDRESSES)
     return 0
 

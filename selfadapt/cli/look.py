@@ -23,7 +23,7 @@ from selfadapt.bench import (
 )
 from selfadapt.checks import check_number
 from selfadapt.cli.opening import SHIPPED, device_argument, model_arguments, open_models
-from selfadapt.cli.verbs import Verb, json_argument
+from selfadapt.cli.verbs import Verb, json_argument, names_files
 from selfadapt.data import DATASETS
 from selfadapt.data.check import Report, run_check
 from selfadapt.demo import demo, demo_images
@@ -35,9 +35,10 @@ from selfadapt.streets import TARGETS
 
 
 def _demo_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
+    image = parser.add_argument(
         "--image", nargs="+", metavar="IMAGE", help="Images of your own, or folders of them."
     )
+    names_files(image)
     parser.add_argument(
         "--looks", nargs="+", default=list(TARGETS), help=f"Without --image: {', '.join(TARGETS)}."
     )
@@ -64,18 +65,24 @@ def _demo(args: Namespace) -> int:
     args.model = args.model or [SHIPPED]
     if len(args.model) > 1:
         raise ValueError(f"the demo takes one --model, got {len(args.model)}")
+    if list(args.looks) != list(TARGETS):
+        raise ValueError("--looks are of the built-in streets, and --image is for your own images; "
+                         "give one of the two")  # fmt: skip
     (model,) = open_models(args)
     settings = STREETS if args.model == [SHIPPED] else OWN
-    demo_images(
+    _, failures = demo_images(
         args.output, args.image, model, model.spec.classes, settings=settings, steps=args.steps,
         overwrite=args.overwrite,
     )  # fmt: skip
-    return 0
+    for reason in failures.values():
+        print(f"not done: {reason}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def _check_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("dataset", metavar="DATASET", help=f"One of {', '.join(DATASETS)}.")
-    parser.add_argument("root", nargs="?", metavar="ROOT", help="The folder it lies in.")
+    root = parser.add_argument("root", nargs="?", metavar="ROOT", help="The folder it lies in.")
+    names_files(root)
     parser.add_argument("--split", help="Check this split only.")
     parser.add_argument(
         "--classes", nargs="+", help="Of folder: the name of a class space, or the classes by id."

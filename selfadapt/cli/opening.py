@@ -1,7 +1,9 @@
 """Flags that name a network and a method, made from signatures, and what they open."""
 
+import sys
 from argparse import SUPPRESS, Action
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from functools import cache
 from typing import Any
 
@@ -9,6 +11,7 @@ import docstring_parser
 from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
 from selfadapt import METHODS, create_method, open_model
+from selfadapt.cli.verbs import names_files
 from selfadapt.devices import find_device
 from selfadapt.fast import Fast
 from selfadapt.method import Method
@@ -37,7 +40,9 @@ class Collect(Action):
 
 def as_list(value: Any) -> list[str]:
     """Return what a file of settings may give as one text or as a list."""
-    return [value] if isinstance(value, str) else [str(one) for one in value or ()]
+    if value is None:
+        return []
+    return [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
 
 
 def model_arguments(
@@ -55,15 +60,19 @@ def model_arguments(
         text += f" Once more for each network {several}."
     if default is not None:
         text += f" By default {default}."
-    parser.add_argument(
+    model = parser.add_argument(
         "--model", action=Collect, required=default is None, metavar="MODEL", help=text
     )
-    parser.add_argument(
+    weights = parser.add_argument(
         "--weights", action=Collect, metavar="FILE", help="Weights, one for each --model by name."
     )
+    names_files(model)
+    names_files(weights)
     parser.add_argument(
-        "--classes", metavar="CLASSES", help="Their number, or the name of a class space."
-    )
+        "--classes", nargs="+", metavar="CLASS",
+        help="What they predict: the name of a class space, the names of the classes or their "
+        "number.",
+    )  # fmt: skip
     parser.add_argument(
         "--trust", action="store_true", help="Run code of your own at --model MODULE:FUNCTION."
     )
@@ -131,9 +140,6 @@ def setting_texts(method: str) -> dict[str, str]:
 
 def open_models(args: Namespace) -> list[Any]:
     """Return the networks that are asked for, where they are to compute."""
-    classes = args.classes
-    if classes is not None and str(classes).isdigit():
-        classes = int(classes)
     device = find_device(args.device)
     places = as_list(args.model)
     weights: Sequence[str | None] = as_list(args.weights) or [None] * len(places)
@@ -141,12 +147,21 @@ def open_models(args: Namespace) -> list[Any]:
         raise ValueError(f"got {len(weights)} --weights for {len(places)} --model")
     models = []
     for place, file in zip(places, weights, strict=True):
-        model = open_model(place, weights=file, classes=classes, trust=args.trust)
+        with redirect_stdout(sys.stderr):  # other libraries speak, and what is printed is ours
+            model = open_model(place, weights=file, classes=_classes(args), trust=args.trust)
         try:
             models.append(model.to(device))
         except NotImplementedError as error:
             raise ValueError(f"{place} cannot be moved to {device}: {error}") from error
     return models
+
+
+def _classes(args: Namespace) -> int | str | list[str] | None:
+    """Return the classes that were named, if any: all of them, a class space or a number."""
+    names = as_list(args.classes)
+    if len(names) != 1:
+        return names or None
+    return int(names[0]) if names[0].isdecimal() else names[0]
 
 
 def given_settings(args: Namespace) -> dict[str, Any]:

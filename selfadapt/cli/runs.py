@@ -1,12 +1,18 @@
 """``selfadapt train``, ``tune``, ``evaluate`` and ``report``: runs by recipe."""
 
 import json
-import os
 from dataclasses import fields
 
 from jsonargparse import ArgumentParser, Namespace
 
-from selfadapt.cli.verbs import Verb, json_argument, output_arguments, recipe_argument
+from selfadapt.cli.verbs import (
+    Verb,
+    json_argument,
+    names_files,
+    output_arguments,
+    recipe_argument,
+)
+from selfadapt.devices import process_number
 from selfadapt.protocol import EvaluateConfig, evaluate, read_results
 from selfadapt.protocol.summary import print_summary, summary
 from selfadapt.report import write_report
@@ -41,7 +47,7 @@ def _evaluate(args: Namespace, *, only_tune: bool = False) -> int:
     folder = evaluate(
         config, args.output, overwrite=args.overwrite, retry=args.retry, only_tune=only_tune
     )
-    if int(os.environ.get("RANK", 0)) > 0:
+    if process_number()[0] > 0:
         return 0
     results = read_results(folder)
     if not args.json:
@@ -56,7 +62,7 @@ def _tune(args: Namespace) -> int:
 
 
 def _report_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="Folder of an evaluation.")
+    names_files(parser.add_argument("run", metavar="RUN", help="Folder of an evaluation."))
     output_arguments(parser)
 
 

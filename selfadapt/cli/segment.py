@@ -1,7 +1,6 @@
 """``selfadapt predict``: images and videos to masks."""
 
 import json
-import os
 import sys
 from argparse import SUPPRESS
 from contextlib import closing
@@ -18,7 +17,8 @@ from selfadapt.cli.opening import (
     open_method,
 )
 from selfadapt.cli.progress import Bar
-from selfadapt.cli.verbs import Verb, json_argument, output_arguments
+from selfadapt.cli.verbs import Verb, json_argument, names_files, output_arguments
+from selfadapt.devices import process_number
 from selfadapt.extras import need
 from selfadapt.fast.graphs import RECORD_AT
 from selfadapt.journal import Journal
@@ -39,13 +39,14 @@ MOST_NOTES = 20
 
 
 def _predict_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
+    images = parser.add_argument(
         "images",
         nargs="*",
         default=SUPPRESS,
         metavar="IMAGE",
         help="Images, videos, folders of them, or patterns in quotes: 'day*/**/*.png'.",
     )
+    names_files(images)
     parser.add_argument(
         "--config",
         action=ActionConfigFile,
@@ -72,7 +73,7 @@ def _predict(args: Namespace) -> int:
     words = as_list(args.get("images"))
     if not words:
         raise ValueError("at least one IMAGE is needed: a file, a folder or a pattern")
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, world = process_number()
     if args.retry and world > 1:
         raise ValueError("several processes cannot retry together: start one with --retry")
     folder = PredictFolder(args.output, outputs, rank, world)

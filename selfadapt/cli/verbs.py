@@ -2,11 +2,13 @@
 
 import re
 import sys
+from argparse import Action
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import shtab
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from selfadapt.names import nearest
@@ -20,6 +22,9 @@ KINDS = {
     "float": "a number", "bool": "true or false", "dict": "names and values", "NoneType": "null",
     "list[str]": "a list of texts",
 }  # fmt: skip
+
+
+WRONG_KIND = r'Parser key "([^"]+)"(?: element \d+)?: (.+) (?:Got|Given) value: (.+)'
 
 
 @dataclass(frozen=True)
@@ -40,16 +45,23 @@ class Parser(ArgumentParser):
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         return []  # a flag cut short would be taken for another one some day
 
+    def get_completion_script(self, completion_type: str, **kwargs: Any) -> str:
+        """Return what a shell completes words with; where there are none, it names files."""
+        script = super().get_completion_script(completion_type, **kwargs)
+        return script.replace("complete -o bashdefault", "complete -o bashdefault -o default")
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the line and exit with 2."""
         text = " ".join(message.split())
         if unknown := re.search(r"(?:Option|does not accept option) '(.+?)'", text):
             names = [*settings(), *(name.rpartition(".")[2] for name in settings())]
             text = f"there is no setting {unknown[1]!r};{nearest(unknown[1], names)}"
-        elif wrong := re.match(r'Parser key "([^"]+)": (.+) (?:Got|Given) value: (.+)', text):
+        elif wrong := re.match(WRONG_KIND, text):
             setting, expected, value = wrong.groups()
             kinds = map(_kind, re.findall(r"Expected a (.+?)(?=\.$|\. | - | Given |$)", expected))
             text = f"{setting} must be {' or '.join(dict.fromkeys(kinds))}, got {value}"
+            if Path(value).exists():
+                text += "; files come before the flags that take several words"
         elif missing := re.match(r'Parser key "config": File does not exist: (.+)', text):
             text = f"there is no file of settings {missing[1]}"
         elif text.startswith("unrecognized arguments: -"):
@@ -59,10 +71,17 @@ class Parser(ArgumentParser):
             text += "; a recipe comes right after the verb"
         elif text.startswith('expected "verb"') and text.endswith("not provided."):
             text = "say what is to be done"
-        if text.startswith("the following arguments are required"):
-            text = re.sub(rf"\b({'|'.join(self.verbs)})\.(?=\w)", "--", text)
+        elif unknown := re.match(r"argument VERB: invalid choice: '(.*?)'", text):
+            known = ", ".join(self.verbs)
+            text = f"unknown verb {unknown[1]!r};{nearest(unknown[1], self.verbs)} known: {known}"
+        prog = self.prog if "selfadapt" in self.prog else "selfadapt"
+        key = rf"\b({'|'.join(self.verbs)})\.(?=\w)"
+        if required := re.search(f"^the following arguments are required.*?{key}", text):
+            prog = f"selfadapt {required[1]}"
+            text = re.sub(key, "--", text)
+            if required[1] in RECIPE_VERBS and text.split(": ")[1] != "--output":
+                text += f"; most of them come from a RECIPE: {prog} RECIPE -o DIR"
         text = text.rstrip("; ")
-        prog = self.prog.replace(" [options]", "") if "selfadapt" in self.prog else "selfadapt"
         print(f"error: {text}; see {prog} --help", file=sys.stderr)
         sys.exit(2)
 
@@ -82,6 +101,11 @@ def output_arguments(parser: ArgumentParser) -> None:
         "-o", "--output", type=Path, required=True, metavar="DIR", help="Folder to write to."
     )
     parser.add_argument("--overwrite", action="store_true", help="Replace files that are there.")
+
+
+def names_files(action: Action) -> None:
+    """Let shells complete file names for a flag or a word."""
+    action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
 def json_argument(parser: ArgumentParser) -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import yaml
+
 from selfadapt.cli.opening import switches
 
 TRUE, FALSE = ("true", "yes"), ("false", "no")
@@ -27,24 +29,33 @@ def spelled(words: list[str]) -> list[str]:
         if word == "--":
             rest += [word, *left]
             break
-        if word == "--config" and left:
-            first += [word, _text(left.pop(0))]
-        elif word.startswith("--config="):
-            first += ["--config", _text(word.partition("=")[2])]
+        if word.startswith("--config=") or (word == "--config" and left):
+            file = word.partition("=")[2] or left.pop(0)
+            if Path(file).is_file():
+                check_settings(Path(file), "a file of settings")
+            first += ["--config", file]
         else:
             word, left = _switch(word, left)
             rest.append(word)
     return [words[0], *first, *rest]
 
 
-def _text(file: str) -> str:
-    """Return the name of a file of settings, if it may be one."""
+def check_settings(path: Path, what: str) -> None:
+    """Raise ValueError unless a file may hold settings by name."""
     try:
-        if Path(file).is_file():
-            Path(file).read_text()
+        content = yaml.safe_load(path.read_text())
     except UnicodeDecodeError as error:
-        raise ValueError(f"settings must be a YAML file, but {file} is no text") from error
-    return file
+        raise ValueError(f"{what} must be a YAML file, but {path} is no text") from error
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" in line {where.line + 1}" if where else ""
+        reason = getattr(error, "problem", None) or "it cannot be read"
+        raise ValueError(f"{what} must be YAML, but {path} is not: {reason}{line}") from error
+    if content is None:
+        raise ValueError(f"{what} must hold settings, but {path} is empty")
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise ValueError(f"{what} must hold settings by name, but {path} holds a {kind}")
 
 
 def _switch(word: str, left: list[str]) -> tuple[str, list[str]]:

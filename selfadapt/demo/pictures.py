@@ -52,7 +52,9 @@ def compared(
     if label is not None:
         pictures.append(Picture("ground truth", _png(colored(label, colors))))
     pictures.append(Picture("confidence after, bright: sure", _jpeg(confidence(after.confidence))))
-    text = "changed pixels, orange" if label is None else "change, green: to right, red: to wrong"
+    text = "changed pixels, orange"
+    if label is not None:
+        text = "change, green: to right, red: to wrong, orange: from wrong to wrong"
     return [*pictures, Picture(text, _png(change(before.label, after.label, label)))]
 
 

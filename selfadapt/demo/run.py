@@ -78,6 +78,7 @@ def demo(
             )
     check_number("scenes", scenes, 1, whole=True)
     report = _planned(folder, overwrite)
+    make_folder(folder)
     console, sections = Console(), []
     methods = _methods(open_model("streets").to(device), STREETS, steps)
     means: dict[str, list[Standing]] = {}
@@ -103,9 +104,12 @@ def demo(
             table = standings(f"{look}, scenes: {len(domain)}", means[look])
             console.print(table.to_rich())
             sections.append(Section(look, table.to_html(), pictures))
-    table = across(means)
-    console.print(table.to_rich())
-    _write(report, page(TITLE, TEXT, legend(STREETS_9), table.to_html(), sections))
+    overall = ""
+    if len(means) > 1:
+        table = across(means)
+        console.print(table.to_rich())
+        overall = table.to_html()
+    _write(report, page(TITLE, TEXT, legend(STREETS_9), overall, sections))
     console.print(f"the report is in {report}", soft_wrap=True)
     return report
 
@@ -119,7 +123,7 @@ def demo_images(
     settings: Mapping[str, Mapping[str, Any]] = OWN,
     steps: int = 10,
     overwrite: bool = False,
-) -> Path:
+) -> tuple[Path, dict[Path, str]]:
     """Adapt to images without labels, print what changes and write a page.
 
     Args:
@@ -132,18 +136,24 @@ def demo_images(
         overwrite: Replace a page that is there.
 
     Returns:
-        The page.
+        The page, and why images are not on it that could not be read.
     """
-    report = _planned(folder, overwrite)
     paths = [one.path for one in find_inputs(images) if not one.is_video]
     if not paths:
         raise ValueError("the demo takes images, got videos only; selfadapt predict takes them")
+    report = _planned(folder, overwrite)
     console, sections = Console(), []
     methods = _methods(model, settings, steps)
     names: list[str] = []
+    failures: dict[Path, str] = {}
     with _progress(len(paths) * len(methods)) as advance:
         for path in paths:
-            image = _shrunk(load_image(path))
+            try:
+                image = _shrunk(load_image(path))
+            except (ValueError, OSError) as error:
+                failures[path] = str(error)
+                continue
+            make_folder(folder)
             results: dict[str, Result] = {}
             for name, method in methods.items():
                 results[name] = method(image)
@@ -156,10 +166,12 @@ def demo_images(
             pictures = [compared(image, source, seen, classes)]
             sections.append(Section(path.name, table.to_html(), pictures, seen.notes))
             names += foreseen((source.label, seen.label), classes)
+    if not sections:
+        raise ValueError("; ".join(failures.values()))
     shown = [name for name in classes if name in set(names)]
     _write(report, page(OWN_TITLE, OWN_TEXT, legend(classes, shown), "", sections))
     console.print(f"the report is in {report}", soft_wrap=True)
-    return report
+    return report, failures
 
 
 def _planned(folder: Path, overwrite: bool) -> Path:
@@ -212,7 +224,6 @@ def _one_core() -> Iterator[None]:
 
 
 def _write(report: Path, content: str) -> None:
-    make_folder(report.parent)
     with written_whole(report) as aside:
         aside.write_text(content, encoding="utf-8")
 
