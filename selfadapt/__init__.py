@@ -7,37 +7,63 @@ result = method(image)                   # path, PIL image, array or tensor
 result.label                             # (H, W); the model is as it was
 """
 
-from selfadapt.adapt import SelfAdapt
-from selfadapt.dropout import add_dropout
-from selfadapt.fast import Fast
-from selfadapt.methods import METHODS, create_method
-from selfadapt.models import MODELS, Interface, create_model, load_model, open_model, save_model
-from selfadapt.norm import apply_san, remove_san, san
-from selfadapt.pseudo import fuse, pseudo_label
-from selfadapt.result import Result
-from selfadapt.version import __version__
-from selfadapt.views import View, every_view, paper_views
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "METHODS",
-    "MODELS",
-    "Fast",
-    "Interface",
-    "Result",
-    "SelfAdapt",
-    "View",
-    "__version__",
-    "add_dropout",
-    "apply_san",
-    "create_method",
-    "create_model",
-    "every_view",
-    "fuse",
-    "load_model",
-    "open_model",
-    "paper_views",
-    "pseudo_label",
-    "remove_san",
-    "san",
-    "save_model",
-]
+from selfadapt.version import __version__
+
+if TYPE_CHECKING:  # the same for those who read without running
+    from selfadapt.adapt import SelfAdapt as SelfAdapt
+    from selfadapt.dropout import add_dropout as add_dropout
+    from selfadapt.fast import Fast as Fast
+    from selfadapt.methods import METHODS as METHODS
+    from selfadapt.methods import create_method as create_method
+    from selfadapt.models import MODELS as MODELS
+    from selfadapt.models import Interface as Interface
+    from selfadapt.models import create_model as create_model
+    from selfadapt.models import load_model as load_model
+    from selfadapt.models import open_model as open_model
+    from selfadapt.models import save_model as save_model
+    from selfadapt.norm import apply_san as apply_san
+    from selfadapt.norm import remove_san as remove_san
+    from selfadapt.norm import san as san
+    from selfadapt.pseudo import fuse as fuse
+    from selfadapt.pseudo import pseudo_label as pseudo_label
+    from selfadapt.result import Result as Result
+    from selfadapt.views import View as View
+    from selfadapt.views import every_view as every_view
+    from selfadapt.views import paper_views as paper_views
+
+NAMES = {
+    "adapt": ("SelfAdapt",),
+    "dropout": ("add_dropout",),
+    "fast": ("Fast",),
+    "methods": ("METHODS", "create_method"),
+    "models": ("MODELS", "Interface", "create_model", "load_model", "open_model", "save_model"),
+    "norm": ("apply_san", "remove_san", "san"),
+    "pseudo": ("fuse", "pseudo_label"),
+    "result": ("Result",),
+    "views": ("View", "every_view", "paper_views"),
+}
+"""What there is, by its module, which is imported when it is first used: torch takes seconds."""
+HOMES = {name: module for module, names in NAMES.items() for name in names}
+
+__all__ = ["__version__", *HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: one of the names above, or a module of this package."""
+    if name in HOMES:
+        value = getattr(import_module(f"selfadapt.{HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    try:
+        return import_module(f"selfadapt.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"selfadapt.{name}":
+            raise
+        raise AttributeError(f"module 'selfadapt' has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,6 +1,22 @@
-"""``python -m selfadapt``."""
+"""``selfadapt`` and ``python -m selfadapt``: the command line, which takes seconds to load."""
 
-from selfadapt.cli import main
+import sys
+
+from selfadapt.version import __version__
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C ends it in a word while it is still being loaded, too."""
+    if sys.argv[1:] == ["--version"]:
+        print(__version__)
+        return
+    try:
+        from selfadapt.cli import main as run
+    except KeyboardInterrupt:
+        print("stopped; nothing was done yet", file=sys.stderr)
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

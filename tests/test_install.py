@@ -1,5 +1,6 @@
 """The package as a user gets it: a wheel, a command, words that a shell completes."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import selfadapt
 from selfadapt.cli import VERBS, main
 from selfadapt.recipes import shipped_recipes
 
@@ -108,3 +110,29 @@ def test_without_a_verb_it_says_so(capsys: Any) -> None:
         main([])
     assert caught.value.code == 2
     assert capsys.readouterr().err == "error: say what is to be done; see selfadapt --help\n"
+
+
+def test_importing_the_package_takes_no_time_until_it_is_used() -> None:
+    lines = "import sys, selfadapt; assert 'torch' not in sys.modules; selfadapt.SelfAdapt"
+    subprocess.run([sys.executable, "-c", lines], check=True)
+
+
+def test_all_names_are_there_and_the_same_for_those_who_only_read() -> None:
+    tree = ast.parse((ROOT / "selfadapt" / "__init__.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    read = {part.name: node.module for node in block.body for part in node.names}
+    assert read == {name: f"selfadapt.{module}" for name, module in selfadapt.HOMES.items()}
+    for name in selfadapt.__all__:
+        assert getattr(selfadapt, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        selfadapt.nothing  # noqa: B018
+
+
+def test_ctrl_c_while_it_is_loaded_ends_it_in_a_word(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "selfadapt", "methods"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "stopped; nothing was done yet\n")

@@ -356,6 +356,10 @@ def assert_says(err: str, message: str) -> None:
 FILES = {
     "a recipe that is not there": (None, "there is no recipe .*; did you mean 'gta-hrnet_w48'"),
     "an empty file": ("", "a recipe must hold settings, but .*r.yaml is empty"),
+    "a key twice": (
+        "epochs: 1\nepochs: 2\n",
+        "but .*r.yaml is not: 'epochs' is there twice in line 1",
+    ),
     "a list": ("- a\n- b\n", "a recipe must hold settings by name, but .*r.yaml holds a list"),
     "no YAML": ("a: [1, 2\nb: {", "a recipe must be YAML, but .*r.yaml is not: .* in line 2"),
     "an unknown key": ("learning_rate: 3\n", "there is no setting 'learning_rate'"),

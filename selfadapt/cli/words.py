@@ -1,6 +1,7 @@
 """The words of a command, spelled as the parser takes them."""
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -40,10 +41,23 @@ def spelled(words: list[str]) -> list[str]:
     return [words[0], *first, *rest]
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses what is said twice, of which YAML takes the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} is there twice", problem_mark=key.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def check_settings(path: Path, what: str) -> None:
     """Raise ValueError unless a file may hold settings by name."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(), _Loader)  # a SafeLoader
     except UnicodeDecodeError as error:
         raise ValueError(f"{what} must be a YAML file, but {path} is no text") from error
     except yaml.YAMLError as error:
