@@ -31,7 +31,7 @@ def spelled(words: list[str]) -> list[str]:
             rest += [word, *left]
             break
         if word.startswith("--config=") or (word == "--config" and left):
-            file = word.partition("=")[2] or left.pop(0)
+            file = word.partition("=")[2] if "=" in word else left.pop(0)
             if Path(file).is_file():
                 check_settings(Path(file), "a file of settings")
             first += ["--config", file]
