@@ -59,7 +59,7 @@ def run_commands(page: Path) -> None:
             _parser().parse_args(_with_recipe(words))
             continue
         with pytest.raises(SystemExit) as caught:
-            main(words + SHORT.get(words[0], []))
+            main(words if "--image" in words else words + SHORT.get(words[0], []))
         assert caught.value.code == 0, words
 
 

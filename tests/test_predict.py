@@ -114,7 +114,9 @@ def test_a_file_is_decoded_once_for_a_colour_network(
 ) -> None:
     opened = []
     real = PILImage.open
-    monkeypatch.setattr(PILImage, "open", lambda path: opened.append(path) or real(path))
+    monkeypatch.setattr(
+        PILImage, "open", lambda path, **how: opened.append(path) or real(path, **how)
+    )
     list(predict(method, images, bases))
     assert opened == images
 
