@@ -118,7 +118,7 @@ class SelfAdapt(Method):
         self.steps, self.step_scale = settings["steps"], settings["step_scale"]
         self.final_scales, self.final_weight = settings["final_scales"], settings["final_weight"]
         self.preset, self.budget_ms = preset, budget_ms
-        self._tune(adapted_parameters(self.model, adapt))
+        self._tune(adapted_parameters(self.model, adapt, released=mode == "official"))
         self.views = self._choose_views(settings["scales"], views)
         none = self.final_scales == ()
         self._final_views = () if none else self._usable_views(self.final_scales)

@@ -272,6 +272,15 @@ def test_hrnets_adapt_the_last_stage_and_the_head() -> None:
     assert any(n.startswith("segmentation_head") for n in chosen)
 
 
+def test_in_official_mode_hrnets_adapt_what_the_released_code_does() -> None:
+    model = selfadapt.create_model("hrnet_w18", classes=2)
+    method = selfadapt.SelfAdapt(model, mode="official")
+    frozen = {"conv1", "bn1", "transition1", "stage2", "transition2", "stage3"}
+    names = {n for n, _ in model.named_parameters() if n.split(".")[1] not in frozen}
+    assert set(method.selection.names) == names
+    assert "backbone.layer1.0.conv1.weight" in names
+
+
 def test_unknown_networks_adapt_their_last_third_and_say_so() -> None:
     model = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(9)))
     selection = adapted_parameters(model)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 import selfadapt
 from conftest import random_image, seeded
@@ -121,23 +121,41 @@ def test_what_a_network_takes_is_what_trying_it_shows(name: str) -> None:
 # HRNet
 
 
-def test_hrnet_fuses_its_branches_bilinearly() -> None:
-    model = seeded(lambda: selfadapt.create_model("hrnet_w18", classes=3))
-    upsamplings = [m for m in model.modules() if isinstance(m, nn.Upsample)]
-    assert upsamplings
-    assert all(m.mode == "bilinear" and m.align_corners for m in upsamplings)
+CORNERS = {"released": (True, False), "aligned": (True, True), "free": (False, False)}
+"""Whether corners are aligned in the backbone and at the end, and before the head."""
+
+
+def resized(maps: Tensor, size: tuple[int, int], aligned: bool) -> Tensor:
+    return F.interpolate(maps, size, mode="bilinear", align_corners=aligned)
+
+
+@pytest.mark.parametrize("corners", CORNERS)
+def test_the_head_of_an_hrnet_sees_all_branches(corners: str) -> None:
+    model = seeded(lambda: selfadapt.create_model("hrnet_w18", classes=3, corners=corners))
+    aligned, joined_aligned = CORNERS[corners]
     x = torch.rand(1, 3, 64, 96)
     with torch.no_grad():
         branches = model.backbone(x)
         assert [tuple(b.shape[1:]) for b in branches] == [
             (18, 16, 24), (36, 8, 12), (72, 4, 6), (144, 2, 3),
         ]  # fmt: skip
-        merged = [F.interpolate(b, (16, 24), mode="bilinear", align_corners=True) for b in branches]
-        y = torch.cat(merged, dim=1)
+        y = torch.cat([resized(b, (16, 24), joined_aligned) for b in branches], dim=1)
         for layer in model.head:
             y = layer(y)
-        y = F.interpolate(y, (64, 96), mode="bilinear", align_corners=True)
-        torch.testing.assert_close(model(x), y)
+        torch.testing.assert_close(model(x), resized(y, (64, 96), aligned))
+
+
+@pytest.mark.parametrize("corners", CORNERS)
+def test_branches_of_an_hrnet_meet_at_any_size(corners: str) -> None:
+    model = seeded(lambda: selfadapt.create_model("hrnet_w18", classes=3, corners=corners))
+    module = model.backbone.stage3[0]
+    x = [torch.rand(1, 18 * 2**n, *size) for n, size in enumerate([(13, 7), (7, 4), (4, 2)])]
+    with torch.no_grad():
+        first, second, third = (b(maps) for b, maps in zip(module.branches, x, strict=True))
+        up, down = module.fuse_layers[1][2], module.fuse_layers[1][0]
+        expected = down(first) + second + resized(up(third), (7, 4), CORNERS[corners][0])
+        torch.testing.assert_close(module(x)[1], expected.relu())
+        assert model(torch.rand(1, 3, 50, 31)).shape == (1, 3, 50, 31)
 
 
 # ImageNet

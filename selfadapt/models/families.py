@@ -17,6 +17,8 @@ class Family:
     name: str
     stages: tuple[str, ...]
     frozen: tuple[str, ...]
+    released: tuple[str, ...] | None = None
+    """What the released code freezes, where that is something else."""
 
 
 RESNET_STEM = ("conv1", "bn1", "layer1", "layer2")
@@ -24,7 +26,12 @@ HRNET_STEM = ("conv1", "bn1", "conv2", "bn2", "layer1", "transition1", "stage2",
 
 RESNET = Family("ResNet", ("layer1", "layer2", "layer3", "layer4"), RESNET_STEM)
 DEEP_RESNET = Family("ResNet-101 or deeper", RESNET.stages, (*RESNET_STEM, "layer3"))
-HRNET = Family("HRNet", ("transition1", "stage2", "stage3", "stage4"), (*HRNET_STEM, "stage3"))
+HRNET = Family(
+    "HRNet",
+    ("transition1", "stage2", "stage3", "stage4"),
+    (*HRNET_STEM, "stage3"),
+    released=("conv1", "bn1", "transition1", "stage2", "transition2", "stage3"),
+)
 SWIN = Family(
     "Swin",
     ("layers_0", "layers_1", "layers_2", "layers_3"),
@@ -46,13 +53,20 @@ class Selection:
         return (self.reason,) if self.guessed else ()
 
 
-def adapted_parameters(model: nn.Module, patterns: Sequence[str] | None = None) -> Selection:
+def adapted_parameters(
+    model: nn.Module, patterns: Sequence[str] | None = None, *, released: bool = False
+) -> Selection:
     """Return the parameters to adapt: those ``patterns`` name, or the network's default.
 
     The default for a ResNet backbone is the last two stages and everything after it, from
     ResNet-101 on the last stage only (paper, supplement); for an HRNet the last stage and the head;
     for a Swin transformer, as for a ResNet-50 of its size, the last two stages and the decoder; for
     any other network the last third of its layers in the order of their parameters.
+
+    Args:
+        model: The network.
+        patterns: Name patterns of layers.
+        released: Take the released code's default, which for an HRNet is another.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -67,7 +81,8 @@ def adapted_parameters(model: nn.Module, patterns: Sequence[str] | None = None) 
     for path, module in model.named_modules():
         if family := _family_of(module):
             prefix = f"{path}." if path else ""
-            frozen = [prefix + child for child in family.frozen]
+            children = family.released if released and family.released else family.frozen
+            frozen = [prefix + child for child in children]
             chosen = [n for n in names if not any(n == f or n.startswith(f"{f}.") for f in frozen)]
             return Selection(tuple(chosen), f"{family.name}: all but {', '.join(frozen)}")
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))

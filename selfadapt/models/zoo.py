@@ -61,6 +61,7 @@ def _timm_weights(build: Callable[..., nn.Module]) -> StateDict:
 RESNET50 = partial(_torchvision_weights, "ResNet50_Weights.IMAGENET1K_V1")
 RESNET101 = partial(_torchvision_weights, "ResNet101_Weights.IMAGENET1K_V1")
 CORNERS = {"corners": ("aligned", "free")}
+HRNET_CORNERS = {"corners": ("released", "aligned", "free")}
 DEEPLABV1 = {
     "style": ("pytorch", "caffe"),
     "dilation": ("released", "torchvision", "every block"),
@@ -123,9 +124,9 @@ MODELS = {
         build=partial(HRNetV2, "hrnet_w18"),
         stride=4,
         published="9.6 M (mmsegmentation)",
-        interface=_takes(32),
+        interface=_takes(1),
         imagenet=partial(_timm_weights, partial(hrnet, "hrnet_w18")),
-        options=CORNERS,
+        options=HRNET_CORNERS,
         renamed=HRNET_HEAD,
         mmseg={"corners": "free"},
     ),
@@ -133,9 +134,9 @@ MODELS = {
         build=partial(HRNetV2, "hrnet_w48"),
         stride=4,
         published="65.8 M (the authors)",
-        interface=_takes(32),
+        interface=_takes(1),
         imagenet=partial(_timm_weights, partial(hrnet, "hrnet_w48")),
-        options=CORNERS,
+        options=HRNET_CORNERS,
         renamed=HRNET_HEAD,
         mmseg={"corners": "free"},
     ),
