@@ -1,5 +1,6 @@
 """What a verb of the command line is, how words are parsed, and flags that several verbs have."""
 
+import os
 import re
 import sys
 from argparse import Action
@@ -60,7 +61,7 @@ class Parser(ArgumentParser):
             setting, expected, value = wrong.groups()
             kinds = map(_kind, re.findall(r"Expected a (.+?)(?=\.$|\. | - | Given |$)", expected))
             text = f"{setting} must be {' or '.join(dict.fromkeys(kinds))}, got {value}"
-            if Path(value).exists():
+            if os.path.exists(value):
                 text += "; files come before the flags that take several words"
         elif missing := re.match(r'Parser key "config": File does not exist: (.+)', text):
             text = f"there is no file of settings {missing[1]}"
