@@ -81,8 +81,11 @@ def read_frames(path: Path, reading: Reading) -> Generator[Any, None, None]:
 
 
 def _is_short(container: Any, reading: Reading, last: Fraction) -> bool:
-    """Say whether a video ends long before it says it does; sound may well go on after it."""
-    if not container.duration or len(container.streams) > 1:
+    """Say whether a video ends long before it says it does.
+
+    Sound may well go on after it, and the last frame of a video without a fixed rate.
+    """
+    if not container.duration or len(container.streams) > 1 or reading.varies:
         return False
     rest = Fraction(container.duration, 1_000_000) - last
     return rest > max(3 / reading.rate, last / 20)
