@@ -136,6 +136,7 @@ def result_of(folder: Path) -> dict[str, Any]:
         "last": load_file(folder / "last.safetensors"),
         "best": load_file(folder / "best.safetensors"),
         "files": sorted(path.name for path in folder.glob("*.safetensors")),
+        "bytes": (folder / "best.safetensors").read_bytes(),
     }
 
 
@@ -144,6 +145,7 @@ def assert_same_result(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert one[part] == other[part], part
     for part in ("last", "best"):
         assert_same_tensors(one[part], other[part])
+    assert one["bytes"] == other["bytes"]
 
 
 def assert_same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

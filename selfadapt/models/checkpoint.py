@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from selfadapt.files import written_whole
 from selfadapt.labels import CITYSCAPES_19, CLASS_SPACES
@@ -68,9 +68,23 @@ def save_model(
         name: (value if dtype is None or name in buffers else value.to(dtype)).contiguous()
         for name, value in model.state_dict().items()
     }
-    content = save(tensors, metadata=metadata)
     with written_whole(Path(path)) as aside:
-        aside.write_bytes(content)
+        aside.write_bytes(packed(tensors, metadata))
+
+
+def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return a safetensors file: the same bytes for the same content, unlike the library's own.
+
+    Example:
+        >>> one = packed({"a": torch.ones(2)}, {"x": "1", "y": "2"})
+        >>> one == packed({"a": torch.ones(2)}, {"y": "2", "x": "1"})
+        True
+    """
+    content = save(dict(tensors), metadata=dict(metadata))
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[end:]
 
 
 def load_model(path: str | os.PathLike[str], *, dropout: float | None = None) -> nn.Module:

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from selfadapt.files import make_folder, written_whole
+from selfadapt.models.checkpoint import packed
 from selfadapt.recipes import differences
 from selfadapt.train.average import WeightAverage
 
@@ -114,9 +114,9 @@ class RunFolder:
         if average is not None:
             tensors |= {f"mean.{name}": value for name, value in average.mean.items()}
         texts = {key: json.dumps(value) for key, value in vars(state).items()}
-        content = save(
+        content = packed(
             {name: value.contiguous() for name, value in tensors.items()},
-            metadata={"format": FORMAT, **texts},
+            {"format": FORMAT, **texts},
         )
         try:
             with written_whole(self._state) as aside:
