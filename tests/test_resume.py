@@ -469,6 +469,7 @@ def test_overwriting_starts_anew_and_removes_files_of_the_run_only(
     changed = as_config({**content, "epochs": 2, "seed": 1, "validation": None})
     train(changed, run, overwrite=True)
     assert all((run / name).read_text() == "mine" for name in mine)
+    assert len(list((run / "tensorboard").iterdir())) == 1
     names = {path.name for path in run.iterdir()} - mine - {"tensorboard"}
     assert names == {
         "state.safetensors", "best.safetensors", "last.safetensors", "recipe.json", "log.csv",

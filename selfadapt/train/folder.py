@@ -27,7 +27,7 @@ from selfadapt.train.average import WeightAverage
 FORMAT = "selfadapt training state 1"
 WRITTEN = (
     "state.safetensors", "epoch_[0-9]*.safetensors", "best.safetensors", "last.safetensors",
-    "recipe.json", "log.csv", "validation.csv", "summary.json", "curve.png",
+    "recipe.json", "log.csv", "validation.csv", "summary.json", "curve.png", "tensorboard/events.*",
 )  # fmt: skip
 
 
