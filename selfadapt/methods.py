@@ -75,6 +75,16 @@ def check_method(name: str, settings: Iterable[str]) -> None:
             )
 
 
+def summary_of(name: str) -> str:
+    """Return in one line what a method does.
+
+    Example:
+        >>> summary_of("self-adapt")
+        'Adapt the network to its own pseudo-label of the image (Bahmani et al., TMLR 2023).'
+    """
+    return (METHODS[name].__doc__ or "").split("\n")[0]
+
+
 def settings_of(name: str) -> dict[str, inspect.Parameter]:
     """Return the settings of a method by name, its own first, then those every method has."""
     if name not in METHODS:

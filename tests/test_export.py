@@ -305,3 +305,15 @@ def test_overwrite_replaces(tmp_path: Path, tiny: nn.Module) -> None:
     assert path.read_text() == "old"
     export(overwrite=True)
     assert_agrees(run_onnx(path), create_method("san", tiny), SIZES[:1])
+
+
+def test_a_full_disk_is_said_so_and_leaves_no_file(
+    tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match=r"net.pt2 could not be written \(No space left"):
+        export_program(tiny, tmp_path / "net.pt2", size=(32, 32))
+    assert not list(tmp_path.iterdir())

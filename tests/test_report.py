@@ -476,3 +476,11 @@ def test_a_damaged_run_is_named(
     (tmp_path / "run" / name).write_text(content)
     assert run_cli("report", tmp_path / "run", "-o", tmp_path / "out") == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_a_killed_evaluation_left_of_pictures_is_removed(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "run", tmp_path / "run")
+    torn = tmp_path / "run" / "pictures" / ".fog-first-00.png.1234.part"
+    torn.touch()
+    assert run_cli("evaluate", root / "recipe.yaml", "-o", tmp_path / "run") == 0
+    assert not torn.exists()

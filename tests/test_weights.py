@@ -209,3 +209,11 @@ def test_dropout_comes_with_building_saving_and_loading(tmp_path: Path) -> None:
     assert not [m for m in none.modules() if isinstance(m, nn.Dropout)]
     with pytest.raises(ValueError, match=r"the dropout rate must lie between 0 and 1, got 1\.5"):
         selfadapt.create_model("hrnet_w18", dropout=1.5)
+
+
+def test_tensors_without_all_their_numbers_are_refused(tmp_path: Path) -> None:
+    tensors = selfadapt.create_model("deeplabv1_resnet18_slim", classes=3).state_dict()
+    tensors["cls_head.weight"] = tensors["cls_head.weight"].to_sparse()
+    torch.save(dict(tensors), tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"w\.pth cannot be put into this network"):
+        selfadapt.create_model("deeplabv1_resnet18_slim", weights=tmp_path / "w.pth")

@@ -28,7 +28,7 @@ from selfadapt.app.wishes import (
 )
 from selfadapt.checks import check_number
 from selfadapt.method import Stopped
-from selfadapt.methods import METHODS
+from selfadapt.methods import summary_of
 from selfadapt.names import nearest
 from selfadapt.streets import LOOKS, render
 
@@ -154,7 +154,7 @@ class Page:
                 list(self.networks), value=first, label="Network", visible=len(self.networks) > 1
             )
             method = gr.Dropdown(
-                names, value=names[0], label="Method", info=_about(names[0]), elem_id="method"
+                names, value=names[0], label="Method", info=summary_of(names[0]), elem_id="method"
             )
             controls = self._controls(names[0], network)
             beside = gr.CheckboxGroup(
@@ -314,7 +314,7 @@ class Page:
                 else gr.update(visible=False)
                 for name in SETTINGS
             ]
-            return [gr.update(info=_about(str(method))), *controls]
+            return [gr.update(info=summary_of(str(method))), *controls]
 
     def offer(self, model: object) -> list[Any]:
         """Offer the methods that a network takes, the first of them chosen."""
@@ -332,11 +332,6 @@ class Page:
 
 def _street(look: str, seed: int) -> PILImage.Image:
     return PILImage.fromarray(render(look, seed)[0])
-
-
-def _about(method: str) -> str:
-    """Return the first line of what a method says about itself."""
-    return (METHODS[method].__doc__ or "").split("\n")[0]
 
 
 def _for_page(value: Any) -> Any:

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 from selfadapt import METHODS, MODELS, Interface, create_model
 from selfadapt.cli.opening import NOT_FLAGS, SHIPPED, setting_texts
 from selfadapt.cli.verbs import Verb, json_argument
-from selfadapt.methods import check_method, settings_of
+from selfadapt.methods import check_method, settings_of, summary_of
 from selfadapt.models.families import adapted_parameters
 from selfadapt.norm import find_san
 
@@ -27,7 +27,7 @@ def _methods(args: Namespace) -> int:
         print(json.dumps({name: _method(name) for name in names}, default=str))
         return 0
     for name in names:
-        print(f"{name:12} {_summary(name)}")
+        print(f"{name:12} {summary_of(name)}")
     if args.name is not None:
         for setting, about in _method(args.name)["settings"].items():
             python = "" if about["flag"] else " In Python only."
@@ -46,12 +46,7 @@ def _method(name: str) -> dict[str, Any]:
         }
         for setting, parameter in settings_of(name).items()
     }
-    return {"summary": _summary(name), "settings": settings}
-
-
-def _summary(name: str) -> str:
-    """Return the first line of what a method says about itself."""
-    return (METHODS[name].__doc__ or "").split("\n")[0]
+    return {"summary": summary_of(name), "settings": settings}
 
 
 def _models(args: Namespace) -> int:
