@@ -3,7 +3,7 @@
 Both are sums over pixels, so they are gathered image by image, exactly and without storing pixels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,10 +96,37 @@ def count(label: Tensor, probs: Tensor) -> Counts:
         tensor([[1, 0],
                 [1, 0]])
     """
+    return start_count(label, probs)()
+
+
+def start_count(label: Tensor, probs: Tensor) -> Callable[[], Counts]:
+    """Start to count an image, and return what waits for the GPU and gives the counts.
+
+    Neither ``label`` nor ``probs`` is kept: they may go meanwhile.
+    """
     num = len(probs)
     cells = (num + 1) * num, (num + 1) * BINS * 2, (num + 1) * BINS  # a row for what is wrong
     sums = (_sums_on_gpu if _has_kernel(probs) else _sums)(label, probs, cells)
-    confusion, both, trust = sums.cpu().split(cells)
+    if not sums.is_cuda:
+        return lambda: _counts(sums.cpu(), num, cells)
+    host = torch.empty_like(sums, device="cpu", pin_memory=True).copy_(sums, non_blocking=True)
+    copied = torch.cuda.current_stream(sums.device).record_event()
+
+    def finish() -> Counts:
+        copied.synchronize()
+        return _counts(host, num, cells)
+
+    return finish
+
+
+Cells = tuple[int, int, int]
+"""How many sums there are: of pixels by true and predicted class, of pixels by true class, bin of
+confidence and whether it is a hit, and of units of confidence by true class and bin."""
+
+
+def _counts(sums: Tensor, num: int, cells: Cells) -> Counts:
+    """Take the sums of an image's pixels apart."""
+    confusion, both, trust = sums.split(cells)
     if wrong := int(confusion[-num:].sum()):
         raise ValueError(
             f"{wrong} pixels cannot be counted: labels must be 0 to {num - 1} or {IGNORE}, and "
@@ -110,11 +137,6 @@ def count(label: Tensor, probs: Tensor) -> Counts:
     tens = _coarse(bins, 10)
     gaps = (tens[1] * UNIT - tens[2]).abs().sum(dim=1)
     return Counts(confusion.reshape(num + 1, num)[:num], bins.sum(dim=1), gaps)
-
-
-Cells = tuple[int, int, int]
-"""How many sums there are: of pixels by true and predicted class, of pixels by true class, bin of
-confidence and whether it is a hit, and of units of confidence by true class and bin."""
 
 
 def _sums(label: Tensor, probs: Tensor, cells: Cells) -> Tensor:

@@ -35,9 +35,9 @@ from torch import Tensor
 from selfadapt.data import Sample
 from selfadapt.devices import find_device, process_number
 from selfadapt.images import enlarged, load_image
-from selfadapt.journal import Journal
+from selfadapt.journal import Journal, Row
 from selfadapt.methods import Segments
-from selfadapt.metrics import Counts, count, in_space, iou
+from selfadapt.metrics import Counts, in_space, iou, start_count
 from selfadapt.protocol.domains import Domain, open_domains
 from selfadapt.protocol.folder import RunFolder
 from selfadapt.protocol.pictures import draw_pictures
@@ -129,7 +129,7 @@ class Running:
         self._confusion = np.zeros(len(domain.data.space.names) ** 2, np.int64)
         self._looked = float("-inf")
 
-    def add(self, row: dict[str, Any]) -> bool:
+    def add(self, row: Row) -> bool:
         """Add an image; say whether it is time to look again."""
         self._confusion += row["confusion"]
         now = time.monotonic()
@@ -203,15 +203,24 @@ class Evaluation:
         total = sum(map(len, missing.values()))
         task = progress.add_task(name, total=total, said="", visible=total > 0)
         running = Running(domain)
-        for number, loaded in self._read(domain, list(missing)):
-            for trial in missing[number]:
-                row = self._row(domain, number, loaded, trial)
-                self.journal.write(row)
-                if trial is trials[-1] and "error" not in row and running.add(row):
-                    progress.update(task, said=f"mIoU {100 * running.mean_iou:.1f}")
-                for one in (task, overall):
-                    if one is not None:
-                        progress.advance(one)
+
+        def note(row_of_image: Callable[[], Row], trial: Trial) -> None:
+            row = row_of_image()
+            self.journal.write(row)
+            if trial is trials[-1] and "error" not in row and running.add(row):
+                progress.update(task, said=f"mIoU {100 * running.mean_iou:.1f}")
+            for one in (task, overall):
+                if one is not None:
+                    progress.advance(one)
+
+        with ThreadPoolExecutor(1) as clerk:  # notes a row while the next image is segmented
+            noted = clerk.submit(lambda: None)
+            for number, loaded in self._read(domain, list(missing)):
+                for trial in missing[number]:
+                    row_of_image = self._segment(domain, number, loaded, trial)
+                    noted.result()
+                    noted = clerk.submit(note, row_of_image, trial)
+            noted.result()
         self._wait(domain, trials, lambda: progress.update(task, said="waiting for the others"))
 
     def load(self, domain: Domain, number: int) -> Loaded:
@@ -255,12 +264,14 @@ class Evaluation:
         classes = self.models[trial.networks[0]].spec.classes
         return in_space(probs, classes, domain.data.space), result
 
-    def _row(
+    def _segment(
         self, domain: Domain, number: int, loaded: Loaded | Exception, trial: Trial
-    ) -> dict[str, Any]:
+    ) -> Callable[[], Row]:
+        """Segment an image; return what waits until it is counted and gives its row."""
         key = Key(domain.label, domain.names[number], trial.key)
         if isinstance(loaded, Exception):
-            return self._failed(key, str(loaded))
+            unread = self._failed(key, str(loaded))
+            return lambda: unread
         device = next(self.models[trial.networks[0]].parameters()).device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -271,16 +282,25 @@ class Evaluation:
             if device.type == "cuda":
                 memory = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
                 megabytes = memory["peak"] / 2**20
-            counts = count(label.to(probs.device), probs)
+            counts = start_count(label.to(probs.device), probs)
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(f"{key.domain}, {key.image}, {trial.method}") from error
         except (ValueError, RuntimeError, TypeError, LookupError, AssertionError) as error:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # raises again if it is the GPU that is broken
-            return self._failed(key, f"{trial.method} failed: {type(error).__name__}: {error}")
-        return row_of(key, counts, result, megabytes)
+            failed = self._failed(key, _reason(trial, error))
+            return lambda: failed
+        seconds, notes = result.seconds, result.notes  # its maps need not wait for the counts
 
-    def _failed(self, key: Key, reason: str) -> dict[str, Any]:
+        def row_of_image() -> Row:
+            try:
+                return row_of(key, counts(), seconds, megabytes, notes)
+            except ValueError as error:
+                return self._failed(key, _reason(trial, error))
+
+        return row_of_image
+
+    def _failed(self, key: Key, reason: str) -> Row:
         if self.config.unreadable == "stop":
             raise ValueError(f"{key.domain}, {key.image}: {reason}; what was done before is kept")
         return {**key._asdict(), "error": reason}
@@ -351,6 +371,10 @@ def _threads(number: int, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _reason(trial: Trial, error: Exception) -> str:
+    return f"{trial.method} failed: {type(error).__name__}: {error}"
 
 
 def _autocast(precision: str, model: Any) -> torch.autocast:

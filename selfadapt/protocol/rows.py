@@ -1,11 +1,11 @@
 """Rows of the journal: what is written down of one image and one trial."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from selfadapt.metrics import BINS, Counts
-from selfadapt.result import Result
 
 
 class Key(NamedTuple):
@@ -16,16 +16,18 @@ class Key(NamedTuple):
     trial: str
 
 
-def row_of(key: Key, counts: Counts, result: Result, megabytes: float | None) -> dict[str, Any]:
-    """Return the row of a result."""
+def row_of(
+    key: Key, counts: Counts, seconds: float, megabytes: float | None, notes: Sequence[str]
+) -> dict[str, Any]:
+    """Return the row of an image that was segmented."""
     return {
         **key._asdict(),
         "confusion": counts.confusion.flatten().tolist(),
         "bins": counts.bins.flatten().tolist(),
         "gaps": counts.gaps.tolist(),
-        "ms": round(1000 * result.seconds, 3),
+        "ms": round(1000 * seconds, 3),
         "mb": None if megabytes is None else round(megabytes, 1),
-        "notes": list(result.notes),
+        "notes": list(notes),
     }
 
 
