@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import time
 import tracemalloc
 from collections.abc import Callable
 from copy import deepcopy
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from evaluations import (
@@ -33,11 +35,13 @@ from evaluations import (
 from runs import CLASSES, rows, run_cli, start_cli, write_domain, write_recipe
 from selfadapt import journal as journal_module
 from selfadapt.baselines import SaNOnly
+from selfadapt.images import load_image
 from selfadapt.journal import Journal, read_rows
 from selfadapt.method import Method
 from selfadapt.models.checkpoint import load_model, save_model
 from selfadapt.models.create import create_model
 from selfadapt.protocol.rows import Key
+from selfadapt.result import Result
 
 SECONDS = 120
 
@@ -780,6 +784,54 @@ def test_a_method_that_fails_on_an_image_does_not_end_the_run(
     assert "no luck" in failed[0]["reason"]
     assert cli(small(place), run, "--retry") == 0
     assert tables_of(run) == tables_of(whole)
+
+
+def test_an_interruption_loses_no_image_that_was_segmented(
+    place: Place, whole: Path, tmp_path: Path
+) -> None:
+    """A row is written while the next image is segmented: here that takes long, and ends first."""
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        segment, write, times = Method.__call__, Journal.write, iter(range(1000))
+
+        def interrupted(*args: Any, **kwargs: Any) -> Result:
+            if next(times) == 4:
+                raise Killed
+            return segment(*args, **kwargs)
+
+        def slow(self: Journal, one: dict[str, Any]) -> None:
+            time.sleep(0.5)
+            write(self, one)
+
+        patch.setattr(Method, "__call__", interrupted)
+        patch.setattr(Journal, "write", slow)
+        with pytest.raises(Killed):
+            evaluated(small(place), run)
+    assert num_rows(run) == 4
+    evaluated(small(place), run)
+    assert tables_of(run) == tables_of(whole)
+
+
+def test_an_image_that_cannot_be_counted_is_a_row_with_its_reason(
+    place: Place, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        segment, bad = Method.__call__, load_image(place.root / "dim/images/02.png")
+
+        def broken(self: Method, image: Any, **kwargs: Any) -> Result:
+            result = segment(self, image, **kwargs)
+            if type(self) is SaNOnly and torch.equal(image, bad):
+                result.probs[:, 3, 20:22] = torch.nan
+            return result
+
+        patch.setattr(Method, "__call__", broken)
+        assert cli(small(place), run) == 1
+    failed = rows(run / "tables/failed.csv")
+    assert [(one["method"], one["domain"], one["image"]) for one in failed] == [
+        ("san", "dim", "02")
+    ]
+    assert "san failed: ValueError: 2 pixels cannot be counted" in failed[0]["reason"]
 
 
 def test_the_change_is_over_the_images_that_both_have(
