@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import selfadapt
@@ -528,6 +528,45 @@ def test_fresh_weights_follow_from_the_seed(roots: tuple[Path, Path]) -> None:
     assert_same_tensors(dict(first.state_dict()), dict(again.state_dict()))
     name = next(n for n, p in first.named_parameters() if p.dim() == 4)
     assert not first.state_dict()[name].equal(other.state_dict()[name])
+
+
+def damaged(learned: Path, to: Path, name: str) -> dict[str, Any]:
+    """Return a network to start from, where one number overflowed when it was saved."""
+    tensors = load_file(learned / "best.safetensors")
+    assert tensors[name].dim() == 1
+    tensors[name][1] = torch.inf
+    save_file(tensors, to / "damaged.safetensors")
+    weights = str(to / "damaged.safetensors")
+    return {"name": "deeplabv1_resnet18_slim", "classes": CLASSES, "weights": weights}
+
+
+def test_statistics_that_are_not_finite_start_anew(
+    roots: tuple[Path, Path], learned: Path, tmp_path: Path
+) -> None:
+    """Else they would be infinite for ever, and so would be those of the running mean."""
+    model = damaged(learned, tmp_path, "backbone.bn1.running_var")
+    config = as_config(recipe(*roots, model=model, epochs=1, average=0.5))
+    with pytest.warns(UserWarning, match="not finite: backbone.bn1 starts anew"):
+        train(config, tmp_path / "run")
+    for name in ("best", "last"):
+        trained = load_file(tmp_path / "run" / f"{name}.safetensors")
+        assert all(value.isfinite().all() for value in trained.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen", "said"),
+    [
+        ("backbone.bn1.running_var", True, r"not finite \(backbone.bn1\).* frozen_batchnorm"),
+        ("backbone.bn1.weight", False, "are not finite: look at backbone.bn1.weight"),
+    ],
+)
+def test_weights_that_no_training_mends_are_refused(
+    roots: tuple[Path, Path], learned: Path, tmp_path: Path, name: str, frozen: bool, said: str
+) -> None:
+    model = damaged(learned, tmp_path, name)
+    config = as_config(recipe(*roots, model=model, frozen_batchnorm=frozen))
+    with pytest.raises(ValueError, match=said):
+        train(config, tmp_path / "run")
 
 
 def test_training_starts_from_weights_in_a_file(

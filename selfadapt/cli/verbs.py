@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import shtab
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter, Namespace
 
 from selfadapt.names import nearest
 from selfadapt.recipes import Kind
@@ -38,10 +38,36 @@ class Verb:
     run: Callable[[Namespace], int]
 
 
+class Help(DefaultHelpFormatter):
+    """Says in words what a setting may be."""
+
+    def _get_type_str(self, action: Action) -> str | None:
+        text = super()._get_type_str(action)
+        return text and said_type(text)
+
+
+def said_type(text: str) -> str:
+    """Return in words what the parser says of a type.
+
+    Example:
+        >>> said_type("Union[int, Literal['auto'], null]")
+        'int, auto or null'
+    """
+    text = re.sub(r"<class '(\w+)'>", lambda found: found[1].lower(), text)
+    text = re.sub(r"Literal\[([^]]*)\]", lambda found: found[1].replace("'", ""), text)
+    text = re.sub(r"Optional\[(.*)\]$", r"\1, null", text)
+    text = re.sub(r"Union\[(.*)\]$", r"\1", text).replace(" | ", ", ").replace("Mapping", "dict")
+    *first, last = re.split(r", (?![^[]*\])", text)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 class Parser(ArgumentParser):
     """Says in one line what was asked wrongly."""
 
     verbs: ClassVar[Mapping[str, Verb]] = {}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, formatter_class=Help, **kwargs)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         return []  # a flag cut short would be taken for another one some day

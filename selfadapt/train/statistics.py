@@ -17,6 +17,21 @@ def batchnorm_layers(model: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in layers if layer.track_running_stats]
 
 
+def mend_statistics(model: nn.Module) -> list[str]:
+    """Start the statistics anew of layers where they are not finite; return the layers' names.
+
+    They would stay so: a running mean forgets all but infinity. Variances that were saved in 16
+    bits overflow, which nobody sees who trains on.
+    """
+    names = {layer: name for name, layer in model.named_modules()}
+    mended = []
+    for layer in batchnorm_layers(model):
+        if not all(buffer.isfinite().all() for buffer in layer.buffers()):
+            layer.reset_running_stats()
+            mended.append(names[layer])
+    return mended
+
+
 def average_statistics(
     model: nn.Module, run: Callable[[Tensor], Tensor], inputs: Iterable[Tensor]
 ) -> None:

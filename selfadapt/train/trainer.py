@@ -16,7 +16,7 @@ from selfadapt.models.norms import MIXING, BatchInstanceNorm2d
 from selfadapt.pseudo import IGNORE
 from selfadapt.train.average import WeightAverage
 from selfadapt.train.recipe import TrainConfig
-from selfadapt.train.statistics import average_statistics, batchnorm_layers
+from selfadapt.train.statistics import average_statistics, batchnorm_layers, mend_statistics
 
 MIXING_LR = 10  # times the learning rate, for the weights that mix normalisations
 
@@ -34,6 +34,7 @@ class Trainer:
         self.config, self.fabric = config, fabric
         torch.manual_seed(config.seed)
         self.model = config.model.build(fresh=fresh)
+        _check_finite(self.model, config)
         self.interface = detect(self.model, None)
         if fabric.world_size > 1 and not config.frozen_batchnorm:
             self.model = _synchronized(self.model, fabric.device)
@@ -109,6 +110,24 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.SGD:
     return torch.optim.SGD(
         [group for group in groups if group["params"]], lr=config.lr, momentum=config.momentum
     )
+
+
+def _check_finite(model: nn.Module, config: TrainConfig) -> None:
+    """Look at the weights to start from, which nothing would say were the cause of what follows."""
+    start = f"the weights to start from, {config.model.weights},"
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ValueError(f"{start} are not finite: look at {name}")
+    if mended := ", ".join(mend_statistics(model)):
+        if config.frozen_batchnorm:
+            raise ValueError(
+                f"{start} have statistics of BatchNorm that are not finite ({mended}): they cannot "
+                "stay as they are; leave out frozen_batchnorm"
+            )
+        warnings.warn(
+            f"{start} have statistics of BatchNorm that are not finite: {mended} starts anew",
+            stacklevel=3,
+        )
 
 
 def _synchronized(model: nn.Module, device: torch.device) -> Any:
