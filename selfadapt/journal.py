@@ -64,7 +64,7 @@ class Journal(Generic[K]):
         except OSError as error:
             raise OSError(
                 f"a row could not be written to {self.folder} ({error.strerror}); the rows before "
-                "it are kept. Make room, then run the same command to go on"
+                "it are kept. Make room, then run the same command (without --overwrite) to go on"
             ) from error
         self._note(row)
         if time.monotonic() - self._synced > SYNC_EVERY:
@@ -111,6 +111,20 @@ def read_rows(
             if wanted(key) and ("error" in found.get(key, {"error": ""})):
                 found[key] = row
     return found
+
+
+def read_errors(folder: Path, kind: type[K]) -> dict[K, str]:
+    """Return why things failed that have not been done since."""
+    errors: dict[K, str] = {}
+    done: set[K] = set()
+    for path in sorted(folder.glob("*.jsonl")):
+        for row, _ in _rows(path, 0):
+            key = _key_of(row, kind)
+            if "error" not in row:
+                done.add(key)
+            else:
+                errors[key] = row["error"]
+    return {key: reason for key, reason in errors.items() if key not in done}
 
 
 def _rows(path: Path, start: int) -> Iterator[tuple[Row, int]]:

@@ -834,6 +834,62 @@ def test_an_image_that_cannot_be_counted_is_a_row_with_its_reason(
     assert "san failed: ValueError: 2 pixels cannot be counted" in failed[0]["reason"]
 
 
+def test_a_failure_of_settings_that_are_not_chosen_is_no_secret(
+    place: Place, tmp_path: Path, capsys: Any
+) -> None:
+    """The image is left out for all settings, which may change the choice."""
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        fail_on(patch, place.root / "val/images/01.png", SaNOnly, alpha=0.0)
+        assert cli(small(place), run) == 1
+    assert "san alpha=0.0: san failed: RuntimeError: no luck" in capsys.readouterr().out
+    (failed,) = rows(run / "tables/failed.csv")
+    assert (failed["method"], failed["domain"], failed["image"]) == ("san alpha=0.0", "val", "01")
+    assert cli(small(place), run, "--retry") == 0
+    assert rows(run / "tables/failed.csv") == []
+
+
+def test_pictures_are_of_the_settings_that_were_chosen_in_the_end(
+    mine: Place, tmp_path: Path
+) -> None:
+    path, run = mine.root / "val/images/00.png", tmp_path / "run"
+    content = small(mine, pictures=1)
+    content["methods"][1]["tune"] = {"alpha": [round(0.1 * step, 1) for step in range(11)]}
+    good = path.read_bytes()
+    cut(path)
+    assert cli(content, run) == 1
+    before = json.loads((run / "chosen.json").read_text())["san"]["chosen"]
+    path.write_bytes(good)
+    assert cli(content, run, "--retry") == 0
+    assert json.loads((run / "chosen.json").read_text())["san"]["chosen"] != before
+    fresh = evaluated(content, tmp_path / "fresh")
+    assert files_of(run / "pictures") == files_of(fresh / "pictures")
+
+
+def test_an_end_while_a_run_is_removed_leaves_what_can_be_removed(
+    place: Place, whole: Path, tmp_path: Path
+) -> None:
+    run = copied(whole, tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("selfadapt.protocol.folder.shutil.rmtree", failing)
+        with pytest.raises(AssertionError):
+            evaluated(small(place), run, overwrite=True)
+    evaluated(small(place), run, overwrite=True)
+    assert tables_of(run) == tables_of(whole)
+
+
+def test_what_goes_on_after_a_stop_is_said_without_overwriting(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "write", stop)
+    assert cli(small(place), tmp_path / "run", "--overwrite") == 130
+    said = capsys.readouterr().err
+    assert "the same command without --overwrite goes on from there" in said
+
+
 def test_the_change_is_over_the_images_that_both_have(
     place: Place, whole: Path, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from evaluations import (
     Place,
     Sample,
     as_evaluation,
+    copy_domains,
     evaluated,
     files_of,
     make_place,
@@ -771,6 +772,22 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "alpha",
     ),
     "a bad mode": (methods({"method": "san", "settings": {"mode": "papr"}}), "papr"),
+    "views that are no list": (
+        methods({"method": "tta", "settings": {"views": 1}}),
+        r"views must be a list such as \[1, 0.5 flipped\], got 1",
+    ),
+    "a word for a domain": (
+        set_at("validation", value="wilddash"),
+        "validation must be names and values such as {dataset: wilddash}, got wilddash",
+    ),
+    "a word for a method": (
+        set_at("methods", value=["san"]),
+        r"methods must be names and values such as \[{method: san}\], got san",
+    ),
+    "a word for a network": (
+        set_at("networks", value={"one": "net.pt"}),
+        "networks must be names and values such as {NAME: {place: net.pt}}, got net.pt",
+    ),
 }
 
 
@@ -782,6 +799,59 @@ def test_a_recipe_is_refused(name: str, place: Place, tmp_path: Path, capsys: An
     change, reason = REFUSED[name]
     change(content, place, tmp_path)
     assert_says(refused(content, tmp_path, capsys), reason)
+
+
+CODE = {"class_path": "evil.Code"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_at("validation", value="evil.Code"),
+        set_at("validation", value=CODE),
+        set_at("networks", value={"one": "evil.Code"}),
+        set_at("methods", value=["evil.Code"]),
+        methods({"method": "san", "settings": {"alpha": CODE}}),
+        methods({"method": "san", "tune": {"alpha": [CODE]}}),
+    ],
+)
+@pytest.mark.parametrize("how", ["file", "flag"])
+def test_a_recipe_runs_no_code(
+    change: Any, how: str, place: Place, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    """Neither may it name a module, which would be imported to see what it is."""
+    (tmp_path / "evil.py").write_text("open('ran', 'w')\nclass Code: pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    good = small(place)
+    content = deepcopy(good)
+    change(content, place, tmp_path)
+    words = ["evaluate", write_recipe(tmp_path / "r.yaml", content if how == "file" else good)]
+    if how == "flag":
+        words += [f"--{k}={json.dumps(v)}" for k, v in content.items() if good[k] != v]
+    assert run_cli(*words, "-o", tmp_path / "run") == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_sizes_are_those_of_photos_that_are_turned(place: Place, tmp_path: Path) -> None:
+    """A camera on its side notes that in the file, whose pixels lie the other way."""
+    mine = copy_domains(place, tmp_path)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for path in sorted((mine.root / "dim/images").iterdir()):
+        turned = Image.open(path).transpose(Image.Transpose.ROTATE_90)
+        turned.save(path.with_suffix(".jpg"), exif=exif)
+        path.unlink()
+    assert num_rows(evaluated(small(mine), tmp_path / "run")) == 15
+
+
+def test_a_recipe_by_its_flag_is_looked_at_too(place: Place, tmp_path: Path, capsys: Any) -> None:
+    path = write_recipe(tmp_path / "r.yaml", small(place))
+    path.write_text(path.read_text() + "pictures: 1\n")
+    for flag in (["--recipe", path], [f"--recipe={path}"]):
+        assert run_cli("evaluate", *flag, "-o", tmp_path / "run") == 2
+        assert "'pictures' is there twice" in capsys.readouterr().err
 
 
 def assert_says(line: str, reason: str) -> None:

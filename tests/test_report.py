@@ -251,8 +251,11 @@ def test_a_network_that_was_chosen_on_a_target_is_refused(
     for part, said in (("source", "was trained on"), ("validation", "was chosen on")):
         trained = {"source": other, "validation": other, part: seen}
         (run / "recipe.json").write_text(json.dumps(trained))
-        assert run_cli("evaluate", path, "-o", tmp_path / "run") == 2
-        assert said in capsys.readouterr().err
+        for place in (run, run / "best.safetensors"):
+            content["networks"]["net"]["place"] = str(place)
+            path.write_text(yaml.safe_dump(content))
+            assert run_cli("evaluate", path, "-o", tmp_path / "run") == 2
+            assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -367,6 +370,9 @@ def test_tables_as_text() -> None:
     assert "| r | **2.50** |" in to_markdown(GRID)
     assert "p \\& q & 1.00 \\\\" in to_latex(GRID)
     assert "r & \\textbf{2.50} \\\\" in to_latex(GRID)
+    signs = to_latex(Grid(("a^b",), [("~c\\d_{e}",)]))
+    assert r"a\textasciicircum{}b" in signs
+    assert r"\textasciitilde{}c\textbackslash{}d\_\{e\}" in signs
     assert to_csv(GRID).splitlines() == ["a_b,x|y", "p & q,1.0", "r,2.5", "s,", "t,2.50"]
     assert "<td>p &amp; q</td>" in to_html(GRID)
     assert to_html(GRID).count("<b>") == 1
@@ -467,6 +473,8 @@ def test_a_report_that_was_killed_is_written_anew(
         ("chosen.json", "no", "chosen.json is damaged"),
         ("record.json", '{"format": "selfadapt evaluation 1"}', "lacks identity, recipe"),
         ("pictures/index.json", "[", "index.json is damaged"),
+        ("pictures/index.json", '[{"file": "a.png"}]', "index.json is damaged"),
+        ("chosen.json", '{"t-BN": {"tried": null, "chosen": null}}', "chosen.json is damaged"),
     ],
 )
 def test_a_damaged_run_is_named(
@@ -476,6 +484,45 @@ def test_a_damaged_run_is_named(
     (tmp_path / "run" / name).write_text(content)
     assert run_cli("report", tmp_path / "run", "-o", tmp_path / "out") == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_record_of_another_version_is_named(root: Path, tmp_path: Path, capsys: Any) -> None:
+    shutil.copytree(root / "run", tmp_path / "run")
+    path = tmp_path / "run" / "record.json"
+    record = json.loads(path.read_text())
+    record["recipe"]["unheard_of"] = 1
+    path.write_text(json.dumps(record))
+    assert run_cli("report", tmp_path / "run", "-o", tmp_path / "out") == 2
+    assert "record.json is damaged or of another version" in capsys.readouterr().err
+
+
+def test_a_report_over_another_leaves_nothing_of_it(root: Path, page: Path, tmp_path: Path) -> None:
+    content = recipe(root, methods=[{"method": "source"}], pictures=0)
+    content["targets"][0]["name"], content["targets"][1]["name"] = "fog/a", "fog a"
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert run_cli("evaluate", path, "-o", tmp_path / "run") == 0
+    shutil.copytree(page.parent, tmp_path / "over")
+    (tmp_path / "over" / "tables" / "mine.txt").write_text("precious")
+    assert run_cli("report", tmp_path / "run", "-o", tmp_path / "over", "--overwrite") == 0
+    assert run_cli("report", tmp_path / "run", "-o", tmp_path / "new") == 0
+    names = {path.name for path in (tmp_path / "new" / "tables").iterdir()}
+    assert {"classes_fog_a.csv", "classes_fog_a_2.csv"} <= names, "one for each domain"
+    assert {path.name for path in (tmp_path / "over" / "tables").iterdir()} == names | {"mine.txt"}
+
+
+def test_a_network_whose_name_is_a_path_has_its_table(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    model = create_model("smp:Unet/resnet18", classes=CLASSES)
+    save_model(model, tmp_path / "unet.safetensors")
+    networks = {"a": {"place": str(root / "net.safetensors")},
+                "b": {"place": str(tmp_path / "unet.safetensors")}}  # fmt: skip
+    methods = [{"method": "source", "label": name, "network": name} for name in networks]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe(root, networks=networks, methods=methods)))
+    assert run_cli("evaluate", path, "-o", tmp_path / "run") == 0
+    assert run_cli("report", tmp_path / "run", "-o", tmp_path / "out") == 0
+    assert (tmp_path / "out" / "tables" / "network_smp_Unet_resnet18.csv").exists()
 
 
 def test_what_a_killed_evaluation_left_of_pictures_is_removed(root: Path, tmp_path: Path) -> None:

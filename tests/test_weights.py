@@ -1,6 +1,7 @@
 """Other people's checkpoints."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,16 @@ def test_dropout_comes_with_building_saving_and_loading(tmp_path: Path) -> None:
     assert not [m for m in none.modules() if isinstance(m, nn.Dropout)]
     with pytest.raises(ValueError, match=r"the dropout rate must lie between 0 and 1, got 1\.5"):
         selfadapt.create_model("hrnet_w18", dropout=1.5)
+
+
+def test_numbers_that_are_not_finite_are_said(tmp_path: Path) -> None:
+    """One variance that overflowed leaves a channel dead, which no prediction shows."""
+    build = partial(selfadapt.create_model, "deeplabv1_resnet18_slim", classes=3)
+    tensors = build().state_dict()
+    tensors["backbone.bn1.running_var"][2] = torch.inf
+    torch.save(tensors, tmp_path / "net.pth")
+    with pytest.warns(UserWarning, match="not finite are backbone.bn1.running_var; variances"):
+        build(weights=tmp_path / "net.pth")
 
 
 def test_tensors_without_all_their_numbers_are_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from jsonargparse import set_parsing_settings
@@ -38,7 +39,13 @@ VERBS = {
     "demo": DEMO,
 }
 Parser.verbs = VERBS
-set_parsing_settings(docstring_parse_attribute_docstrings=True, add_print_completion_argument=True)
+set_parsing_settings(
+    docstring_parse_attribute_docstrings=True,
+    add_print_completion_argument=True,
+    instantiate_subclass_spec_in_any=False,
+    import_path_denylist=["*"],  # settings name no code, which importing would run
+    import_path_allowlist=["selfadapt"],
+)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -69,7 +76,8 @@ def main(args: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("stopped; what has been written is complete", file=sys.stderr)
         if words[0] in (*RECIPE_VERBS, "predict"):
-            print("the same command goes on from there", file=sys.stderr)
+            anew = " without --overwrite" if "--overwrite" in words else ""
+            print(f"the same command{anew} goes on from there", file=sys.stderr)
         code = 130
     shared = torch.distributed.is_available() and torch.distributed.is_initialized()
     if shared and code in (0, 1):
@@ -89,7 +97,13 @@ def _say_out_of_memory(verb: str, error: BaseException) -> None:
 
 def _with_recipe(words: list[str]) -> list[str]:
     """Spell the recipe that follows a verb as a flag, which is what a file of settings is."""
-    if len(words) < 2 or words[0] not in RECIPE_VERBS or words[1].startswith("-"):
+    if len(words) < 2 or words[0] not in RECIPE_VERBS:
+        return words
+    for flag, after in zip(words, [*words[1:], ""], strict=True):
+        name, _, value = flag.partition("=")
+        if name == "--recipe" and Path(value or after).is_file():
+            check_settings(Path(value or after), "a recipe")
+    if words[1].startswith("-"):
         return words
     path = find_recipe(words[1], RECIPE_VERBS[words[0]])
     check_settings(path, "a recipe")

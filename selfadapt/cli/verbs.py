@@ -25,6 +25,16 @@ KINDS = {
 }  # fmt: skip
 
 
+NAMED = {
+    "validation": "{dataset: WORD}", "source": "{dataset: WORD}", "targets": "[{dataset: WORD}]",
+    "methods": "[{method: WORD}]", "networks": "{NAME: {place: WORD}}", "model": "{name: WORD}",
+}  # fmt: skip
+"""How settings that have several values are written."""
+NO_NAMES = (
+    r'Parser key "(\w+)[^"]*": .*?(?:dot import path string: |Unable to load config \'|'
+    r"class_path '|Importing ')([^\s']+)"
+)
+"""What the parser says where one word stands in the place of names and values."""
 WRONG_KIND = r'Parser key "([^"]+)"(?: element \d+)?: (.+) (?:Got|Given) value: (.+)'
 
 
@@ -83,6 +93,10 @@ class Parser(ArgumentParser):
         if unknown := re.search(r"(?:Option|does not accept option) '(.+?)'", text):
             names = [*settings(), *(name.rpartition(".")[2] for name in settings())]
             text = f"there is no setting {unknown[1]!r};{nearest(unknown[1], names)}"
+        elif alone := re.match(NO_NAMES, text):
+            key, word = alone.groups()
+            how = NAMED.get(key, "{NAME: VALUE}").replace("WORD", word)
+            text = f"{key} must be names and values such as {how}, got {word}"
         elif wrong := re.match(WRONG_KIND, text):
             setting, expected, value = wrong.groups()
             kinds = map(_kind, re.findall(r"Expected a (.+?)(?=\.$|\. | - | Given |$)", expected))
@@ -105,6 +119,7 @@ class Parser(ArgumentParser):
         key = rf"\b({'|'.join(self.verbs)})\.(?=\w)"
         if required := re.search(f"^the following arguments are required.*?{key}", text):
             prog = f"selfadapt {required[1]}"
+            text = re.sub(key + "(?=run|dataset)", "", text)  # words, and no flags
             text = re.sub(key, "--", text)
             if required[1] in RECIPE_VERBS and text.split(": ")[1] != "--output":
                 text += f"; most of them come from a RECIPE: {prog} RECIPE -o DIR"

@@ -70,6 +70,14 @@ def check_settings(path: Path, what: str) -> None:
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise ValueError(f"{what} must hold settings by name, but {path} holds a {kind}")
+    if _names_class(content):
+        raise ValueError(f"{what} must hold settings alone, but {path} names a class_path")
+
+
+def _names_class(content: Any) -> bool:
+    if isinstance(content, dict):
+        return "class_path" in content or any(map(_names_class, content.values()))
+    return isinstance(content, list) and any(map(_names_class, content))
 
 
 def _switch(word: str, left: list[str]) -> tuple[str, list[str]]:

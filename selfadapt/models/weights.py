@@ -9,6 +9,7 @@ backbone alone, and the best fit counts.
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,6 +254,13 @@ def put_weights(model: nn.Module, weights: Weights, *, whole: bool = False) -> b
     except RuntimeError as error:  # tensors without numbers, sparse ones and the like
         reason = " ".join(str(error).split())
         raise ValueError(f"{weights.origin} cannot be put into this network: {reason}") from error
+    broken = [name for name, tensor in fit.tensors.items() if not tensor.isfinite().all()]
+    if broken:
+        warnings.warn(
+            f"{weights.origin} is damaged: {_listed('not finite are', broken)}variances that are "
+            "saved in 16 bits overflow",
+            stacklevel=4,
+        )
     return fit.module is model
 
 

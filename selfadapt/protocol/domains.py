@@ -7,9 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from zlib import crc32
 
-from PIL import Image as PILImage
-
 from selfadapt.data import Dataset, Pair
+from selfadapt.data.reading import size_of_file
 from selfadapt.data.samples import size_error
 from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig
 
@@ -61,9 +60,9 @@ def _check_sizes(domain: Domain) -> None:
     found = []
     for pair in domain.data.pairs[:3] if domain.config.dataset != "streets" else ():
         try:
-            with PILImage.open(pair.image) as image, PILImage.open(pair.label) as label:
-                found.append(None if image.size == label.size else (pair, image.size, label.size))
-        except (OSError, ValueError):  # it is reported when it is read; or the label is no picture
+            image, label = size_of_file(pair.image), size_of_file(pair.label)
+            found.append(None if image == label else (pair, image, label))
+        except (OSError, ValueError):  # it is reported when it is read
             return
     if found and all(found):
         assert found[0] is not None

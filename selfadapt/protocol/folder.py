@@ -28,7 +28,8 @@ from selfadapt.recipes import differences
 from selfadapt.version import __version__
 
 FORMAT = "selfadapt evaluation 1"
-WRITTEN = ("record.json", "rows", "chosen.json", "tables", "pictures")
+WRITTEN = ("rows", "chosen.json", "tables", "pictures", "record.json")
+"""What there is to remove, in this order: with the record, the folder is that of a run."""
 PATIENCE = 60.0
 """Seconds to wait for the first process to make the folder."""
 
@@ -161,7 +162,8 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} must be of the format {FORMAT!r}, got {found!r}; use --overwrite to start anew"
         )
-    if lacking := [part for part in ("identity", "recipe", "images") if part not in record]:
+    parts = ("identity", "recipe", "images", "notes", "classes", "networks", "torch", "device")
+    if lacking := [part for part in parts if part not in record]:
         raise ValueError(f"{path} is damaged, it lacks {', '.join(lacking)}; evaluate anew")
     return record
 

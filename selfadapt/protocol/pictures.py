@@ -59,8 +59,9 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
             results.scores(reference, domain.label)
         )
         for kind, image in _chosen(changes, run.config.pictures):
-            words = re.sub(r"[^\w.-]+", "_", f"{domain.label}-{kind}-{image}")
-            name = f"{words}-{crc32(f'{domain.label}/{image}'.encode()):08x}.png"
+            words = re.sub(r"[^\w.-]+", "_", f"{domain.label}-{kind}-{image}")[:100]
+            shown = f"{domain.label}/{image}/{results.trial(label).key}"
+            name = f"{words}-{crc32(shown.encode()):08x}.png"
             drawn.append(Picture(name, domain.label, image, kind, label, changes[image]))
             path = folder / "pictures" / name
             if path.exists():
@@ -74,6 +75,10 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
                 _panel(loaded.sample, maps, results).save(aside, format="PNG", optimize=True)
     with written_whole(folder / "pictures" / "index.json") as aside:
         aside.write_text(json.dumps([picture._asdict() for picture in drawn], indent=1) + "\n")
+    current = {picture.file for picture in drawn}
+    for path in (folder / "pictures").glob("*.png"):  # of settings that were chosen before
+        if path.name not in current:
+            path.unlink()
 
 
 def shown_method(results: Results) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfadapt.journal import read_rows
+from selfadapt.journal import read_errors, read_rows
 from selfadapt.metrics import Counts, iou
 from selfadapt.protocol.folder import read_json, read_record
 from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
@@ -72,8 +72,11 @@ class Results:
         config: EvaluateConfig,
         choices: Mapping[str, Choice],
         rows: Mapping[Key, Mapping[str, Any]],
+        errors: Mapping[Key, str] | None = None,
     ) -> None:
         self.config, self.choices = config, choices
+        self.errors = errors or {}
+        """All that failed, also with settings that were not chosen."""
         self._by_trial: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
         for key in sorted(rows):
             self._by_trial.setdefault((key.domain, key.trial), []).append(rows[key])
@@ -128,6 +131,18 @@ class Results:
         swept = (trial for label in self.methods for trial in self.sweeps(label).values())
         return {trial.key: trial for trial in (*map(self.trial, self.methods), *swept)}
 
+    def errors_of_tuning(self, label: str) -> dict[str, dict[str, str]]:
+        """Return by settings that were tried which validation images failed with these alone."""
+        method, found = self.method(label), {}
+        known = self.scores(label, self.validation).errors
+        for settings, _ in self.choices[label].tried:
+            trial = trial_of(self.config, method, **settings)
+            if trial.key not in self.trials():
+                own = (key for key in self.errors if key.trial == trial.key)
+                errors = {k.image: self.errors[k] for k in own if k.image not in known}
+                found[" ".join(f"{name}={value}" for name, value in settings.items())] = errors
+        return found
+
     def num_missing(self, images: Mapping[str, int]) -> int:
         """Return how many rows a run of so many images by domain still lacks."""
         missing = 0
@@ -156,17 +171,27 @@ def read_results(folder: str | Path) -> Results:
         raise FileNotFoundError(
             f"the evaluation in {folder} has not chosen its settings yet; run selfadapt evaluate"
         ) from None
-    config = config_of(record["recipe"])
+    try:
+        config = config_of(record["recipe"])
+    except (TypeError, LookupError, AttributeError) as error:
+        raise ValueError(
+            f"{folder / 'record.json'} is damaged or of another version ({error}); use selfadapt "
+            "evaluate with --overwrite to start anew"
+        ) from error
     try:
         choices = {method.name: Choice(**chosen[method.name]) for method in config.methods}
-    except (KeyError, TypeError) as error:
+        for method in config.methods:
+            choice = choices[method.name]
+            for settings in (choice.chosen, *(tried for tried, _ in choice.tried)):
+                trial_of(config, method, **settings)
+    except (LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder / 'chosen.json'} is damaged: it must say what was tried and chosen for each "
             "method; use selfadapt evaluate with --overwrite to start anew"
         ) from error
     keys = Results(config, choices, {}).trials()
     rows = read_rows(folder / "rows", Key, lambda key: key.trial in keys)
-    return Results(config, choices, rows)
+    return Results(config, choices, rows, read_errors(folder / "rows", Key))
 
 
 def config_of(content: Mapping[str, Any]) -> EvaluateConfig:

@@ -32,9 +32,10 @@ def print_summary(results: Results, folder: Path, *, only_tune: bool = False) ->
     for failure in failures[:SHOWN]:
         console.print(f"not done: {failure}", markup=False, soft_wrap=True)
     if failures:
+        see = "" if only_tune else f", see {folder / 'tables' / 'failed.csv'}"
         console.print(
-            f"{len(failures)} rows are of images that could not be segmented, see "
-            f"{folder / 'tables' / 'failed.csv'}; --retry tries them again", soft_wrap=True,
+            f"{len(failures)} rows are of images that could not be segmented{see}; --retry tries "
+            "them again", markup=False, soft_wrap=True,
         )  # fmt: skip
     if only_tune:
         said = (

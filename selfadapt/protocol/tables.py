@@ -155,6 +155,10 @@ def failed_table(results: Results) -> Table:
     rows: list[tuple[object, ...]] = []
     for label, domain, scores in (*_all(results), *_swept(results)):
         rows += [(label, domain, image, reason) for image, reason in scores.errors.items()]
+    for label in results.methods:
+        for settings, errors in results.errors_of_tuning(label).items():
+            name = f"{label} {settings}"
+            rows += [(name, results.validation, image, why) for image, why in errors.items()]
     return Table(("method", "domain", "image", "reason"), rows)
 
 

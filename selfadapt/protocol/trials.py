@@ -48,7 +48,9 @@ class Trial:
         settings = {**self.settings, "compare": False}
         if settings.get("fast") is True and self.precision == "fp32":
             settings["fast"] = Fast(precision="fp32")
-        if settings.get("views") is not None:
+        if (views := settings.get("views")) is not None:
+            if not isinstance(views, list | tuple):
+                raise ValueError(f"views must be a list such as [1, 0.5 flipped], got {views!r}")
             settings["views"] = [View.parse(text) for text in settings["views"]]
         networks = [models[name] for name in self.networks]
         model = networks if self.method == "ensemble" else networks[0]
@@ -113,10 +115,11 @@ def check_training(config: EvaluateConfig) -> None:
     A bound by design, trained on another split of the target's dataset, is none of these.
     """
     for name, network in config.networks.items():
-        path = Path(network.place) / "recipe.json"
-        if not path.is_file():
-            continue
-        for does, seen in _domains_seen(path):
+        places = [Path(place) for place in (network.place, network.weights) if place is not None]
+        folders = [place.parent if place.is_file() else place for place in places]
+        paths = [folder / "recipe.json" for folder in folders]
+        known = [seen for path in paths if path.is_file() for seen in _domains_seen(path)]
+        for does, seen in known:
             for target in config.targets:
                 if same_images(target, seen):
                     raise ValueError(

@@ -88,6 +88,6 @@ def _bars(cells: tuple[str, ...] | list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    for sign in "&%$#_{}":
-        text = text.replace(sign, f"\\{sign}")
-    return text
+    words = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    words |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    return "".join(words.get(sign, sign) for sign in text)

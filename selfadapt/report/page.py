@@ -3,7 +3,8 @@
 import base64
 import html
 import io
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdow
 from selfadapt.report.material import Exhibit, Material, Section
 from selfadapt.report.sections import SECTIONS
 
+SHOWN = {"file", "domain", "image", "kind", "method", "change"}
 FORMATS: dict[str, Callable[[Grid], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
 
 
@@ -44,12 +46,18 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
         raise ValueError(f"no target of {run} has been segmented yet; run selfadapt evaluate first")
     index = run / "pictures" / "index.json"
     pictures = read_json(index) if index.exists() else []
+    if not all(isinstance(one, dict) and one.keys() >= SHOWN for one in pictures):
+        raise ValueError(f"{index} is damaged; remove it, and run selfadapt evaluate again")
     material = Material(results, record, pictures)
     sections = [section for make in SECTIONS if (section := make(material)) is not None]
     make_folder(folder)
     begun.touch()
-    for part in ("tables", "figures"):
+    for part, suffixes in (("tables", FORMATS), ("figures", ("png", "pdf"))):
         make_folder(folder / part)
+        for path in (folder / part).iterdir() if page.exists() else ():
+            if path.suffix[1:] in suffixes:  # of the report before
+                path.unlink()
+    _name_files(sections)
     body = "".join(_section(section, run, folder) for section in sections)
     links = " ".join(f'<a href="#{_anchor(s)}">{html.escape(s.title)}</a>' for s in sections)
     content = PAGE.replace("LINKS", links).replace("SECTIONS", body)
@@ -57,6 +65,18 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
         aside.write_text(content)
     begun.unlink(missing_ok=True)
     return page
+
+
+def _name_files(sections: Sequence[Section]) -> None:
+    """Give each exhibit a name that files can have, and none the name of another."""
+    taken: set[str] = set()
+    for exhibit in (exhibit for section in sections for exhibit in section.exhibits):
+        name = base = re.sub(r"[^\w.-]+", "_", exhibit.name)[:100]
+        number = 2
+        while name in taken:
+            name, number = f"{base}_{number}", number + 1
+        taken.add(name)
+        exhibit.name = name
 
 
 def _section(section: Section, run: Path, folder: Path) -> str:

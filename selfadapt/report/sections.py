@@ -192,7 +192,7 @@ def _sweep(material: Material, label: str, setting: str, values: list[str]) -> l
         if number is not None:
             for domain, cell in zip(domains, cells, strict=True):
                 lines[domain].append((number, cell))
-    name = f"sweep_{label}_{setting}".replace(" ", "_").replace("/", "_")
+    name = f"sweep_{label}_{setting}"
     columns = [setting, *domains, "ms"]
     known = material.swept(label, setting, [_number(value) for value in values])
     if any(known):
@@ -280,8 +280,7 @@ def classes(material: Material) -> Section:
             found = iou(results.scores(label, domain).counts.confusion)
             rows.append((label, *(100 * float(value) for value in found)))
         grid = Grid(("method", *names), rows, "high", 1)
-        name = f"classes_{domain}".replace("/", "_").replace(" ", "_")
-        exhibits.append(Exhibit(name, f"{domain}: IoU (%) by class.", grid))
+        exhibits.append(Exhibit(f"classes_{domain}", f"{domain}: IoU (%) by class.", grid))
     return Section("Classes", "A class that does not occur in a domain has no number.", exhibits)
 
 

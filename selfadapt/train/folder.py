@@ -123,7 +123,8 @@ class RunFolder:
                 aside.write_bytes(content)
         except OSError as error:
             raise OSError(
-                f"after step {state.step}: {error}. Make room, then run the same command to go on"
+                f"after step {state.step}: {error}. Make room, then run the same command "
+                "(without --overwrite) to go on"
             ) from error
 
     def checkpoint(self, epoch: int) -> Path:

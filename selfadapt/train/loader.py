@@ -157,5 +157,5 @@ def watched(loader: Iterable[Any]) -> Iterator[Any]:
             raise
         raise OSError(
             "a process that reads images was killed, usually for want of memory; use fewer with "
-            "--machine.workers. The same command goes on from the last saved state"
+            "--machine.workers. The same command (without --overwrite) goes on from the last state"
         ) from error
