@@ -17,7 +17,7 @@ from torch.func import functional_call
 from selfadapt.fast import PLAIN, Fast
 from selfadapt.fast.reuse import Reuse
 from selfadapt.models.interface import Interface
-from selfadapt.norm import Drift, SaN, normalizing_with
+from selfadapt.norm import Drift, SaN, images_in_batch, normalizing_with
 
 Loss = Callable[[Tensor], Tensor]
 """A loss of the logits ``(1, C, H, W)``."""
@@ -35,6 +35,7 @@ class Episode:
         interface: How to talk to it.
         tuned: Names of the parameters ``step`` may change.
         fast: Shortcuts to take.
+        copies: Copy all weights: the network writes to them when it is run.
     """
 
     def __init__(
@@ -43,9 +44,13 @@ class Episode:
         interface: Interface,
         tuned: Collection[str] = (),
         fast: Fast = PLAIN,
+        *,
+        copies: bool = False,
     ) -> None:
         self.interface, self.fast = interface, fast
         weights = {name: _wide(value.detach()) for name, value in model.named_parameters()}
+        if copies:
+            weights = {name: value.clone() for name, value in weights.items()}
         self.device = next(iter(weights.values()), torch.empty(0)).device
         self._chosen = _autocasts(self.device)  # by the caller
         half = None if self._chosen else fast.half(self.device)
@@ -129,14 +134,11 @@ class Episode:
             return use(self.interface.finish(model(x), image))
 
         try:
-            with self._shortcuts(reuse):
+            with self._shortcuts(reuse), images_in_batch(len(x)):
                 return functional_call(self._runner, self._state, (work,))
         except RuntimeError as error:
-            error.add_note(
-                f"while the network ran on an image of {image.shape[-1]}x{image.shape[-2]} pixels; "
-                "if it takes certain sizes only, say so with "
-                "interface=Interface(divisor=... or size=(H, W))"
-            )
+            size = f"{image.shape[-1]}x{image.shape[-2]}"
+            error.add_note(f"while the network ran on an image of {size} pixels; {_advice(error)}")
             raise
 
     def _input(self, image: Tensor, again: bool) -> tuple[Tensor, Reuse | None]:
@@ -156,14 +158,16 @@ class Episode:
         constants = [value for value in self._state.values() if id(value) not in changing]
         self._reused_for = image, x, drift
         self._reuse = Reuse(
-            self._runner.model, self.tuned, [x, *constants], drift, partial(self._precision, False)
-        )
+            self._runner.model, self.tuned, [x, *constants], drift,
+            partial(_precision, self.device, self.fast, self._chosen, steps=False),
+        )  # fmt: skip
         return x, self._reuse
 
     @contextmanager
     def _shortcuts(self, reuse: Reuse | None) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(self._precision(steps=torch.is_grad_enabled()))
+            steps = torch.is_grad_enabled()
+            stack.enter_context(_precision(self.device, self.fast, self._chosen, steps=steps))
             if self.fast.fuses(self.device):
                 from selfadapt.fast.fused import fusing  # needs Triton, which only GPUs have
 
@@ -173,13 +177,6 @@ class Episode:
             if reuse is not None:
                 stack.enter_context(reuse.running())
             yield
-
-    def _precision(self, steps: bool) -> AbstractContextManager[Any]:
-        """Set the kind of numbers the network computes with."""
-        half = None if self._chosen else self.fast.half(self.device, steps=steps)
-        if half is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, half, cache_enabled=False)
 
     def _laid_out(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         layout = torch.channels_last if self._last and weight.dim() == 4 else torch.preserve_format
@@ -197,9 +194,30 @@ class _Runner(nn.Module):
         return work(self.model)
 
 
+def _precision(
+    device: torch.device, fast: Fast, chosen: bool, *, steps: bool
+) -> AbstractContextManager[Any]:
+    """Set the kind of numbers a network computes with, unless the caller has ``chosen`` one."""
+    half = None if chosen else fast.half(device, steps=steps)
+    if half is None:
+        return nullcontext()
+    return torch.autocast(device.type, half, cache_enabled=False)
+
+
 def _kernels_of_convolutions(model: nn.Module) -> list[str]:
     modules = model.named_modules()
     return [f"{name}.weight" for name, module in modules if isinstance(module, nn.Conv2d)]
+
+
+def _advice(error: RuntimeError) -> str:
+    if "use_reentrant" in str(error):
+        return "no gradients pass such checkpoints: set use_reentrant=False in the network"
+    if "should be the same" in str(error):
+        return "it casts its input itself, but is run in float32: give model.float() without that"
+    return (
+        "if it takes certain sizes only, say so with interface=Interface(divisor=... or "
+        "size=(H, W))"
+    )
 
 
 def _drift_of(model: nn.Module) -> Drift | None:

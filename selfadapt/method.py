@@ -25,7 +25,7 @@ from selfadapt.episode import Episode
 from selfadapt.fast import PLAIN, Fast
 from selfadapt.fast.graphs import Graphs, Maps, has_hooks
 from selfadapt.images import Image, load_image
-from selfadapt.models.detect import check_model, detect, is_normalisation_said, unwrapped
+from selfadapt.models.detect import Probe, check_model, detect, is_normalisation_said, unwrapped
 from selfadapt.models.families import Selection
 from selfadapt.models.interface import LOWEST, Interface, held, lent
 from selfadapt.modes import MAX_PIXELS, MODES, ModeName, check_mode, within_budget
@@ -75,6 +75,7 @@ class Method(ABC):
     on_step: Callable[[int, float], None] | None = None
     """Called after each gradient step with its number, from 1, and the loss before it. Raise
     ``Stopped`` in it to give the image up. Where shortcuts fail, steps begin anew."""
+    _callers_error: Exception | None = None
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Method(ABC):
         self.fast = _fast(fast)
         self.alpha = alpha
         self.san = find_san(self.model, alpha)
-        self.interface, self._draws = self._detect(interface)
+        self.interface, self._draws, self._writes = self._detect(interface)
         if self._draws:  # what is random differs from run to run
             self.fast = replace(self.fast, reuse=False, graphs=False)
         self._graphs = Graphs(self.model)
@@ -152,7 +153,8 @@ class Method(ABC):
         except (torch.OutOfMemoryError, ValueError, Stopped):
             raise
         except Exception as error:
-            if self.fast == PLAIN or (not image.is_cuda and isinstance(error, RuntimeError)):
+            runs = not image.is_cuda and isinstance(error, RuntimeError)
+            if self.fast == PLAIN or runs or error is self._callers_error:
                 raise
             shortcuts = self.fast
             self._take_shortcuts(PLAIN)
@@ -199,13 +201,18 @@ class Method(ABC):
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         """Make a result of what was computed; its maps are new, and have the given size."""
 
-    def _detect(self, given: Interface | None) -> tuple[Interface, bool]:
-        """Find out the network's interface, and whether it draws random numbers in evaluation."""
+    def _detect(self, given: Interface | None) -> tuple[Interface, bool, bool]:
+        """Find out the network's interface, and what it does in evaluation that others do not.
+
+        Returns:
+            The interface, whether it draws random numbers, and whether it writes to its weights.
+        """
         device = next(self.model.parameters(), torch.empty(0)).device
         with seeded(0, device):
             before = random_state(device)
             interface = detect(self.model, given)
-            return interface, not torch.equal(before, random_state(device))
+            writes = Probe(self.model).writes(interface)
+            return interface, not torch.equal(before, random_state(device)), writes
 
     def _choose_views(
         self, scales: Sequence[float], views: Iterable[View] | None
@@ -240,7 +247,7 @@ class Method(ABC):
         fast = self.fast
         if has_hooks(self.model):  # whoever looks on sees every run
             fast = replace(fast, reuse=False)
-        return Episode(self.model, self.interface, tuned, fast)
+        return Episode(self.model, self.interface, tuned, fast, copies=self._writes)
 
     def _fused(
         self, network: Episode, image: Tensor, views: Iterable[View], size: Size | None = None
@@ -277,8 +284,17 @@ class Method(ABC):
         while len(losses) < num:
             losses.append(step())
             if self.on_step is not None:
-                self.on_step(len(losses), float(losses[-1]))
+                self._tell(len(losses), float(losses[-1]))
         return torch.stack(losses) if losses else image.new_empty(0)
+
+    def _tell(self, number: int, loss: float) -> None:
+        """Tell whoever looks on; an error of theirs is none of the network's."""
+        assert self.on_step is not None
+        try:
+            self.on_step(number, loss)
+        except Exception as error:
+            self._callers_error = error
+            raise
 
     def _sound(
         self, image: Tensor, logits: Tensor, trouble: str | None = None

@@ -37,7 +37,7 @@ MAX_PIXELS = 1024 * 2048
 
 def check_mode(mode: str, max_pixels: int | None) -> None:
     """Raise ValueError unless there is such a mode, and it takes such a number of pixels."""
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         guess = nearest(str(mode), MODES)
         raise ValueError(f"unknown mode {mode!r};{guess} known: {', '.join(MODES)}")
     if max_pixels is not None and mode == "official":

@@ -42,6 +42,22 @@ Normalize = Callable[["SaN", Tensor], Tensor | None]
 _normalize: ContextVar[Normalize | None] = ContextVar("normalize", default=None)
 
 
+_images: ContextVar[int | None] = ContextVar("images", default=None)
+
+
+@contextmanager
+def images_in_batch(number: int) -> Iterator[None]:
+    """Tell SaN layers how many images a network is run on in a ``with`` block.
+
+    Some networks put windows or tokens of an image into the batch, which are no images.
+    """
+    token = _images.set(number)
+    try:
+        yield
+    finally:
+        _images.reset(token)
+
+
 @contextmanager
 def normalizing_with(normalize: Normalize) -> Iterator[None]:
     """Let SaN layers be computed by a function of layer and input in a ``with`` block.
@@ -113,6 +129,16 @@ class SaN:
         """Normalise ``(B, C, ...)`` features, each sample with its own statistics."""
         if self.training:
             return super().forward(x)  # type: ignore[misc]
+        images = _images.get()
+        if images is None or len(x) == images:
+            return self._normalized(x)
+        if images > 1:
+            raise RuntimeError("several images cannot be told apart: a batch is not what went in")
+        whole = x.transpose(0, 1).reshape(1, x.shape[1], -1, *x.shape[3:])  # parts as pixels
+        whole = self._normalized(whole)
+        return whole.reshape(x.shape[1], len(x), *x.shape[2:]).transpose(0, 1)
+
+    def _normalized(self, x: Tensor) -> Tensor:
         normalize = _normalize.get()
         if normalize is not None and self.san_base in PLAIN:
             normalized = normalize(self, x)
@@ -191,7 +217,9 @@ def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 @cache
 def _san_class(base: type[nn.Module]) -> type[nn.Module]:
-    members = {"__module__": __name__, "san_base": base}
+    members: dict[str, Any] = {"__module__": __name__, "san_base": base}
+    if not hasattr(base, "eps"):
+        members["eps"] = 1e-5  # of those that write it into their code; layers' own come first
     return type(f"SaN{base.__name__}", (SaN, base), members)
 
 

@@ -72,6 +72,20 @@ def test_stopping_is_not_taken_for_a_shortcut_that_fails(tiny: nn.Module, image:
     assert calls == [1]
 
 
+def test_an_error_of_who_looks_on_is_none_of_the_network(tiny: nn.Module, image: Tensor) -> None:
+    method = SelfAdapt(tiny, steps=2, compare=False)
+    notes, fast, seen = method.notes, method.fast, []
+
+    def look(number: int, loss: float) -> None:
+        seen.append(number)
+        raise KeyError("mine")
+
+    method.on_step = look
+    with pytest.raises(KeyError, match="mine"):
+        method(image)
+    assert (method.notes, method.fast, seen) == (notes, fast, [1])
+
+
 def test_measuring_for_a_budget_is_not_told(tiny: nn.Module, image: Tensor) -> None:
     method = SelfAdapt(tiny, steps=3, budget_ms=60_000)
     calls = told(method)

@@ -163,13 +163,18 @@ def test_an_unreadable_image_is_an_error_in_its_place(
 def test_a_network_that_fails_is_an_error_in_its_place(
     method: Any, images: list[Path], bases: list[Path]
 ) -> None:
-    def fail(number: int) -> None:
-        if number == 2:
-            raise RuntimeError("sizes must match")
+    good = None
+    errors = iter([good, RuntimeError("sizes must match"), ZeroDivisionError("by zero"), good])
 
-    results = list(predict(Watched(method, fail), images[:3], bases[:3]))
-    assert [type(result) for _, result in results] == [Segmented, Segmented, ValueError]
-    assert str(results[2][1]) == "the network failed: RuntimeError: sizes must match"
+    def fail(_: int) -> None:
+        if (error := next(errors)) is not None:
+            raise error
+
+    results = list(predict(Watched(method, fail), images[:4], bases[:4]))
+    kinds = [Segmented, ValueError, ValueError, Segmented]
+    assert [type(result) for _, result in results] == kinds
+    assert str(results[1][1]) == "the network failed: RuntimeError: sizes must match"
+    assert str(results[2][1]) == "the network failed: ZeroDivisionError: by zero"
 
 
 def test_running_out_of_memory_is_raised(

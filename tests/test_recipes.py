@@ -246,6 +246,14 @@ VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "a negative seed of many": ({"seeds": [0, -1]}, "seed must be a whole number.*got -1"),
     "alpha over 1": ({"alphas": [0.0, 1.5]}, r"alpha must lie in \[0, 1\].*got 1.5"),
     "no alpha": ({"alphas": []}, "alphas must have at least one value"),
+    "a scale without statistics": (
+        {"statistics_scale": [0.1, 0.5]},
+        "statistics_scale is about statistics_batches",
+    ),
+    "a scale of statistics that cannot be": (
+        {"statistics_scale": [0.5, 0.1], "statistics_batches": 2},
+        "scale must be the lower and the upper end",
+    ),
     "negative statistics": ({"statistics_batches": -1}, "statistics_batches must be.*got -1"),
     "statistics that are frozen": (
         {"statistics_batches": 3, "frozen_batchnorm": True},

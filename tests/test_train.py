@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -443,6 +444,21 @@ def test_the_statistics_of_a_run_are_of_batches_that_no_step_has_seen(
     config = as_config(recipe(roots[0], None, epochs=1, statistics_batches=4))
     train(config, tmp_path)
     assert_statistics_of_fresh_batches(tmp_path, config)
+
+
+def test_statistics_may_be_of_crops_of_another_size(
+    roots: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Trained in small crops, for images in which things are as large as in larger ones."""
+    settings = {"epochs": 1, "statistics_batches": 4, "statistics_scale": (0.9, 1.0)}
+    config = as_config(recipe(roots[0], None, **settings))
+    train(config, tmp_path)
+    augment = replace(config.augment, scale=(0.9, 1.0))
+    assert_statistics_of_fresh_batches(
+        tmp_path, replace(config, augment=augment, statistics_scale=None)
+    )
+    with pytest.raises(AssertionError):
+        assert_statistics_of_fresh_batches(tmp_path, replace(config, statistics_scale=None))
 
 
 def assert_statistics_of_fresh_batches(folder: Path, config: TrainConfig) -> None:

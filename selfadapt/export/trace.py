@@ -117,7 +117,7 @@ def trace(
 
 
 def _record(segment: Method, image: Tensor, *, dynamic: bool) -> torch.export.ExportedProgram:
-    with held(segment.model):
+    with held(segment.model), explained(None):
         network = copy.deepcopy(segment.model).cpu().float()
     forward = Forward(network, segment.interface).eval().requires_grad_(False)
     free = torch.export.Dim.DYNAMIC

@@ -19,6 +19,8 @@ from selfadapt.norm import Drift
 
 IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "pow")}
 DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+STANDARD = nn.Module().__dict__.keys() - {"_buffers"}
+"""What every module has; buffers may be put in the place of others."""
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
@@ -116,6 +118,7 @@ class Reuse(TorchFunctionMode):
             return run(*args, **kwargs)
         start = len(self._drift.followed)
         buffers = list(map(_with_version, what.buffers() if isinstance(what, nn.Module) else ()))
+        attributes = _attributes(what)
         self._inside = True
         try:
             with self._precision():
@@ -125,6 +128,8 @@ class Reuse(TorchFunctionMode):
         followed = self._drift.followed[start:]
         if self._keeps_state(buffers, followed) or not _same(tree_flatten((args, kwargs)), leaves):
             return result
+        if not _all_same(attributes, _attributes(what)):
+            return result  # it left something on itself, for others or for its next run
         made, form = tree_flatten(result)
         results = [leaf for leaf in made if isinstance(leaf, Tensor)]
         changed = [tensor for tensor in tensors if not self._constant([tensor])]
@@ -207,7 +212,28 @@ def _plain(leaf: Any) -> bool:
 
 def _same(now: tuple[list[Any], Any], before: list[Any]) -> bool:
     """Say whether arguments are what they were: a module may take things out of a list."""
-    return len(now[0]) == len(before) and all(a is b for a, b in zip(now[0], before, strict=True))
+    return _all_same(before, now[0])
+
+
+def _attributes(what: Any) -> list[Any]:
+    """Return all that a module and its parts have on themselves, content of lists and dicts too."""
+    found: list[Any] = []
+    for part in what.modules() if isinstance(what, nn.Module) else ():
+        for name, value in part.__dict__.items():
+            if name not in STANDARD:
+                found += (name, value)
+                if isinstance(value, list | tuple):
+                    found += value
+                elif isinstance(value, dict):
+                    found += (*value, *value.values())
+    return found
+
+
+def _all_same(before: list[Any], now: list[Any]) -> bool:
+    if len(before) != len(now):
+        return False
+    pairs = zip(before, now, strict=True)
+    return all(a is b or (_plain(a) and type(a) is type(b) and a == b) for a, b in pairs)
 
 
 def _hashable(leaf: Any) -> Any:

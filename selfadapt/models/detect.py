@@ -95,6 +95,44 @@ def _with_normalisation(interface: Interface) -> Interface:
 # by trying it
 
 
+class Probe:
+    """Runs a network on noise, with copies of its weights: some write to them when they are run."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+
+    def scores(self, interface: Interface, size: Size, contrast: float = 1.0) -> Tensor | None:
+        """Return the scores for noise of the given size, or None where the network refuses."""
+        with lent(self.model), torch.inference_mode(False), torch.no_grad():
+            generator = torch.Generator().manual_seed(0)
+            noise = contrast * torch.randn((1, interface.channels or 3, *size), generator=generator)
+            weights = self._weights.values()
+            noise = noise.to(next((w for w in weights if w.is_floating_point()), noise))
+            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            try:
+                output = functional_call(self.model, self._weights | buffers, (noise,))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # networks refuse a size in many ways
+                return None
+            scores = interface.scores(output)
+        return scores if scores.numel() else None
+
+    def writes(self, interface: Interface) -> bool:
+        """Say whether the network writes to its weights when it is run."""
+        side = max(64, interface.minimum or 1)
+        side += -side % (interface.divisor or 1)
+        self.scores(interface, interface.size or (side, side))
+        weights = self.model.named_parameters()
+        return any(not _identical(self._weights[name], value.detach()) for name, value in weights)
+
+
+def _identical(one: Tensor, other: Tensor) -> bool:
+    """Compare tensors bit by bit, NaN with NaN included."""
+    return torch.equal(one, other) or bool(((one == other) | (one != one)).all())
+
+
 def _tried(model: nn.Module, interface: Interface) -> dict[str, Any]:
     """Run the network on noise: which channels and sizes does it take, what does it return?
 
@@ -102,17 +140,18 @@ def _tried(model: nn.Module, interface: Interface) -> dict[str, Any]:
     """
     if None not in (interface.channels, interface.minimum, interface.divisor, interface.activated):
         return {}  # all of it is known
+    probe = Probe(model)
     counts = [interface.channels] if interface.channels else _likely_channels(model)
     attempts = [(channels, rule) for channels in counts for rule in _divisor_rules(interface, 128)]
     attempts += [(counts[0], rule) for rule in _divisor_rules(interface, 512)]
     attempts += [(counts[0], rule) for rule in _fixed_rules(model, interface)]
     for channels, (size, rule) in attempts:
         attempt = replace(interface, channels=channels)
-        if (scores := _try(model, attempt, size)) is not None:
+        if (scores := probe.scores(attempt, size)) is not None:
             if "divisor" in rule:
-                rule["minimum"] = _minimum(model, attempt, rule["divisor"], scores.shape[1])
+                rule["minimum"] = _minimum(probe, attempt, rule["divisor"], scores.shape[1])
             if interface.activated is None:
-                rule["activated"] = _is_activated(model, attempt, scores, size)
+                rule["activated"] = _is_activated(probe, attempt, scores, size)
             return {"channels": channels, **rule}
     return {"channels": counts[0], "divisor": 1, "activated": bool(interface.activated)}
 
@@ -133,11 +172,11 @@ def _fixed_rules(model: nn.Module, interface: Interface) -> Iterator[tuple[Size,
         yield size, {"size": size}
 
 
-def _minimum(model: nn.Module, interface: Interface, divisor: int, num_classes: int) -> int:
+def _minimum(probe: Probe, interface: Interface, divisor: int, num_classes: int) -> int:
     """Return the smallest side of an image the network takes, among powers of two."""
     for minimum in (interface.minimum,) if interface.minimum else MINIMUMS:
         side = minimum + (-minimum) % divisor
-        if (scores := _try(model, interface, (side, side))) is not None:
+        if (scores := probe.scores(interface, (side, side))) is not None:
             if scores.shape[1] != num_classes:
                 raise TypeError(
                     "the network's number of classes changes with the size of the image, from "
@@ -148,36 +187,17 @@ def _minimum(model: nn.Module, interface: Interface, divisor: int, num_classes: 
     return interface.minimum or 1
 
 
-def _try(
-    model: nn.Module, interface: Interface, size: Size, contrast: float = 1.0
-) -> Tensor | None:
-    """Return the network's scores for noise of the given size, or None where it refuses."""
-    with lent(model), torch.inference_mode(False), torch.no_grad():
-        generator = torch.Generator().manual_seed(0)
-        noise = contrast * torch.randn((1, interface.channels or 3, *size), generator=generator)
-        noise = noise.to(next((p for p in model.parameters() if p.is_floating_point()), noise))
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        try:
-            output = functional_call(model, buffers, (noise,))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # networks refuse a size in many ways
-            return None
-        scores = interface.scores(output)
-    return scores if scores.numel() else None
-
-
 def _is_activated(
-    model: nn.Module, interface: Interface, scores: Tensor, size: Size
+    probe: Probe, interface: Interface, scores: Tensor, size: Size
 ) -> bool | Literal["sigmoid"]:
     """Recognise probabilities: classes that sum to one, or such that never leave [0, 1]."""
     sums = scores.float().sum(dim=1)
     if scores.shape[1] > 1 and torch.allclose(sums, torch.ones_like(sums), atol=1e-2):
         return bool((scores >= 0).all())
-    strong = _try(model, interface, size, contrast=1000.0)  # drives scores far out, but not these
-    inside = strong is not None and all(
-        bool(((values >= 0) & (values <= 1)).all()) for values in (scores, strong)
-    )
+    strong = probe.scores(interface, size, contrast=1000.0)  # drives scores far out, not these
+    if strong is None or torch.equal(strong, scores):  # a head that is all zeros says nothing
+        return False
+    inside = all(bool(((values >= 0) & (values <= 1)).all()) for values in (scores, strong))
     return "sigmoid" if inside else False
 
 

@@ -1,6 +1,6 @@
 """Which layers of a network are adapted, by default or by name patterns."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -77,7 +77,7 @@ def adapted_parameters(
     if not names:
         raise ValueError("this model has no parameters, so there is nothing to adapt")
     if patterns is not None:
-        return _by_pattern(names, patterns)
+        return _by_pattern(_all_names(model, names), patterns)
     for path, module in model.named_modules():
         if family := _family_of(module):
             prefix = f"{path}." if path else ""
@@ -134,7 +134,21 @@ def _is_norm(module: nn.Module) -> bool:
     return any("Norm" in kind.__name__ for kind in type(module).__mro__)
 
 
-def _by_pattern(names: Sequence[str], patterns: Iterable[str]) -> Selection:
+def _all_names(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
+    """Return the names of parameters, also the further ones of tied weights, and the first of each.
+
+    Example:
+        >>> model = nn.ModuleDict({"a": nn.Linear(2, 2, False), "b": nn.Linear(2, 2, False)})
+        >>> model["b"].weight = model["a"].weight
+        >>> _all_names(model, ["a.weight"])
+        {'a.weight': 'a.weight', 'b.weight': 'a.weight'}
+    """
+    firsts = {id(value): name for name, value in model.named_parameters() if name in names}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: firsts[id(value)] for name, value in every if id(value) in firsts}
+
+
+def _by_pattern(names: Mapping[str, str], patterns: Iterable[str]) -> Selection:
     if isinstance(patterns, str):
         patterns = (patterns,)
     elif not isinstance(patterns, Iterable):
@@ -152,8 +166,8 @@ def _by_pattern(names: Sequence[str], patterns: Iterable[str]) -> Selection:
             )
     if not patterns:
         raise ValueError("adapt must name at least one layer, got none; use steps=0 to adapt none")
-    chosen = tuple(n for n in names if any(matches(n, pattern) for pattern in patterns))
-    return Selection(chosen, f"as given: {', '.join(patterns)}")
+    chosen = (first for n, first in names.items() if any(matches(n, p) for p in patterns))
+    return Selection(tuple(dict.fromkeys(chosen)), f"as given: {', '.join(patterns)}")
 
 
 def _family_of(module: nn.Module) -> Family | None:

@@ -8,7 +8,7 @@ everything else deals with raw images and with class scores ``(B, C, H, W)`` at 
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
@@ -77,6 +77,9 @@ class Interface:
                 "output must be a function of what the network returns, such as "
                 f"lambda output: output['out'], got {self.output!r}"
             )
+
+        if self.activated not in (None, False, True, "sigmoid"):
+            raise ValueError(f"activated must be True, False or 'sigmoid', got {self.activated!r}")
 
     def normalize(self, image: Tensor) -> Tensor:
         """Turn a raw image ``(C, H, W)`` in [0, 1] into the network's input ``(1, C, H, W)``.
@@ -194,13 +197,22 @@ def _mask_scores(classes: Tensor, masks: Tensor) -> Tensor:
     return torch.einsum("bqc,bqhw->bchw", probs, masks.sigmoid()).clamp_min(1e-6).log()
 
 
-_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_LOCK_OF: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_LOCKS: WeakKeyDictionary[nn.Module, tuple[threading.RLock, ...]] = WeakKeyDictionary()
+_LOOKING = threading.Lock()
 
 
 @contextmanager
 def held(model: nn.Module) -> Iterator[None]:
-    """Let threads that want the same model wait for each other."""
-    with _LOCKS.setdefault(model, threading.RLock()):
+    """Let threads wait for each other that want the same model, or two that share a part."""
+    with _LOOKING:
+        if model not in _LOCKS:
+            own = threading.RLock()  # for the parts that no model before had
+            locks = {_LOCK_OF.setdefault(part, own) for part in model.modules()}
+            _LOCKS[model] = tuple(sorted(locks, key=id))  # always in this order
+    with ExitStack() as stack:
+        for lock in _LOCKS[model]:
+            stack.enter_context(lock)
         yield
 
 
@@ -239,7 +251,7 @@ class _Record:
         self.tables = [(table, dict(table)) for table in tables]
         self.lists = [(value, list(value)) for value in values if isinstance(value, list)]
         self.tensors = [
-            (value, value._version, value.clone())
+            (value, value.clone())
             for value in values
             if isinstance(value, Tensor) and not value.requires_grad and not value.is_inference()
         ]
@@ -258,8 +270,8 @@ def _restore(records: list[_Record]) -> None:
                 del table[name]
         for items, before in record.lists:
             items[:] = before
-        for tensor, version, value in record.tensors:
-            if tensor._version != version:
+        for tensor, value in record.tensors:
+            if not torch.equal(tensor, value):
                 tensor.copy_(value)
         if record.module.training != record.training:  # a scripted module keeps its own flag
             record.module.training = record.training

@@ -160,9 +160,9 @@ def _segment(
         result = method(image)
     except (ValueError, FileNotFoundError) as error:
         return error
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, MemoryError, OSError):
         raise
-    except (RuntimeError, TypeError, LookupError, AssertionError) as error:  # the network's
+    except Exception as error:  # the network's
         return ValueError(f"the network failed: {type(error).__name__}: {error}")
     probs = result.probs.new_empty((len(result.probs), 0, 0))
     slim = replace(result, probs=probs, source_probs=None, fused_probs=None, pseudo_label=None)

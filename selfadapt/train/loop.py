@@ -20,6 +20,7 @@ from selfadapt.data import Dataset
 from selfadapt.files import written_whole
 from selfadapt.metrics import iou
 from selfadapt.models.checkpoint import save_model
+from selfadapt.train.augment import AugmentConfig
 from selfadapt.train.fabric import make_fabric, num_workers, stop_signals
 from selfadapt.train.folder import RunFolder, State, restore
 from selfadapt.train.loader import Batch, BatchOrder, read_batches
@@ -142,16 +143,20 @@ class Run:
         """The learning rate of the next step."""
         return self.config.lr * (1 - self.state.step / self.num_steps) ** self.config.power
 
-    def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Read the batches of some steps."""
+    def batches(
+        self, start: int, stop: int, augment: AugmentConfig | None = None
+    ) -> Iterator[Batch]:
+        """Read the batches of some steps, changed as in training unless it is said how."""
         return read_batches(
-            self.source, self.config.augment, self.order, start, stop,
+            self.source, augment or self.config.augment, self.order, start, stop,
             workers=self.workers, pin=self.fabric.device.type == "cuda",
         )  # fmt: skip
 
-    def inputs(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def inputs(
+        self, start: int, stop: int, augment: AugmentConfig | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the network's input and the labels of some steps, on the device."""
-        for batch in self.batches(start, stop):
+        for batch in self.batches(start, stop, augment):
             yield batch.to_device(self.fabric.device, self.trainer.interface)
 
     def _note(self, images_per_s: float, progress: Any) -> None:
@@ -200,8 +205,8 @@ class Run:
         self.trainer.share_statistics()
         if self.config.statistics_batches:  # over crops that no step has seen
             stop = self.num_steps + self.config.statistics_batches
-            inputs = (x for x, _ in self.inputs(self.num_steps, stop))
-            self.trainer.average_statistics(inputs)
+            inputs = self.inputs(self.num_steps, stop, self.config.statistics_augment)
+            self.trainer.average_statistics(x for x, _ in inputs)
 
     def _validate(self, domain: Dataset) -> None:
         """Score the validation domain, and keep the network if it is the best for some alpha."""

@@ -120,6 +120,8 @@ class TrainConfig:
     """Keep BatchNorm's statistics as they come, for very small batches."""
     statistics_batches: int = 0
     """Batches to average BatchNorm's statistics over before validation and at the end; 0: none."""
+    statistics_scale: tuple[float, float] | None = None
+    """Area of the crops in these batches, as a share of the image's; null: as in training."""
     validate_from: int = 1
     """First epoch to validate after; the last epoch is always validated."""
     validate_every: int = 1
@@ -135,6 +137,10 @@ class TrainConfig:
         for name in ("epochs", "batch", "validate_from", "validate_every", "save_every"):
             check_number(name, getattr(self, name), 1, whole=True)
         check_number("statistics_batches", self.statistics_batches, 0, whole=True)
+        if self.statistics_scale is not None:
+            if not self.statistics_batches:
+                raise ValueError("statistics_scale is about statistics_batches, but these are 0")
+            replace(self.augment, scale=self.statistics_scale)  # which is checked there
         for seed in (self.seed, *self.seeds):
             check_number("seed", seed, 0, 2**32 - 1, whole=True)
         if len(set(self.seeds)) < len(self.seeds):
@@ -171,6 +177,11 @@ class TrainConfig:
                 "checkpoint and alpha are chosen on another domain only. Give another validation, "
                 "or say in targets which domains will be reported on"
             )
+
+    @property
+    def statistics_augment(self) -> AugmentConfig:
+        """Random changes to the images that statistics are averaged over."""
+        return replace(self.augment, scale=self.statistics_scale or self.augment.scale)
 
     def _target_of(self, data: DataConfig) -> str | None:
         """Return the target domain that ``data`` is of."""

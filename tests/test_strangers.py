@@ -1,0 +1,332 @@
+"""Networks of others that do unusual things: their weights stay theirs, and results are right."""
+
+import copy
+import gc
+import threading
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import selfadapt
+from conftest import assert_same, random_image, seeded, snapshot
+from selfadapt import Interface, SelfAdapt, apply_san
+from selfadapt.baselines import SaNOnly, Source
+from selfadapt.models.families import adapted_parameters
+from selfadapt.norm import images_in_batch
+from selfadapt.result import Result
+
+QUICK: dict[str, Any] = {"scales": (0.5, 1.0), "compare": False, "lr": 0.1}
+KNOWN = Interface(channels=3, minimum=1, divisor=1, activated=False)
+
+
+def conv(inputs: int, outputs: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, padding=1)
+
+
+class Prototypes(nn.Module):
+    """Brings its prototypes to length 1 whenever it is run, and keeps a mean of its features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm = conv(3, 8), nn.BatchNorm2d(8)
+        self.prototypes = nn.Parameter(3 * torch.randn(4, 8), requires_grad=False)
+        self.mean = torch.zeros(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.prototypes.data.copy_(F.normalize(self.prototypes, dim=1))
+        y = self.norm(self.body(x)).relu()
+        self.mean.data.lerp_(y.detach().mean((0, 2, 3)), 0.5)
+        return torch.einsum("bchw,kc->bkhw", y, self.prototypes)
+
+
+@pytest.mark.parametrize("interface", [None, KNOWN], ids=["found out", "given"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_network_that_writes_to_its_weights_keeps_them(
+    interface: Interface | None, fast: bool
+) -> None:
+    model, image = seeded(Prototypes), random_image(24, 28)
+    before = snapshot(model)
+    method = SelfAdapt(model, adapt=["body"], steps=2, fast=fast, interface=interface, **QUICK)
+    assert_same(before, snapshot(model))
+    one, other = method(image), method(image)
+    assert_same(before, snapshot(model))
+    assert model.mean.equal(torch.zeros(8))
+    assert torch.equal(one.probs, other.probs)
+
+
+class Back(nn.Module):
+    """Leaves features on itself for whoever runs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = conv(3, 6), conv(6, 6)
+        self.skip: Tensor | None = None
+        self.all: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        self.skip = x
+        self.all.append(x)
+        return self.second(x).relu()
+
+
+class Sideways(nn.Module):
+    """Takes what its back leaves, and clears it away."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.back, self.head, self.kind = Back(), nn.Conv2d(6, 4, 1), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.back.skip = None
+        self.back.all.clear()
+        y = self.back(x)
+        if self.kind == "attribute" and self.back.skip is not None:
+            y = y + self.back.skip
+        if self.kind == "list" and self.back.all:
+            y = y + self.back.all[0]
+        return self.head(y)
+
+
+class Cell(nn.Module):
+    """Remembers what it was given, as recurrent layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.kept = conv(6, 6), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.mix(x) if self.kept is None else self.mix(x) + self.kept
+        self.kept = 0.5 * y
+        return y.relu()
+
+
+class Recurrent(nn.Module):
+    """Runs a frozen cell several times on the same features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.cell, self.head = conv(3, 6), Cell(), nn.Conv2d(6, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, self.cell.kept = self.stem(x), None
+        for _ in range(3):
+            y = self.cell(x)
+        return self.head(y)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: Sideways("attribute"), lambda: Sideways("list"), Recurrent]
+)
+def test_what_frozen_layers_keep_on_themselves_is_there_in_every_step(build: Any) -> None:
+    model, image = seeded(build), random_image(24, 28)
+    results = [
+        SelfAdapt(model, adapt=["head"], steps=3, fast=fast, **QUICK)(image)
+        for fast in (True, False)
+    ]
+    assert results[0].losses == results[1].losses
+    assert torch.equal(results[0].probs, results[1].probs)
+
+
+def test_features_go_with_their_image(tiny: nn.Module, image: Tensor) -> None:
+    """Not when garbage is collected some day, which is late for what fills a GPU."""
+    alive: list[ref[Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        class Watched(selfadapt.method.Episode):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                alive.append(ref(self))
+
+        patch.setattr(selfadapt.method, "Episode", Watched)
+        gc.disable()
+        try:
+            SelfAdapt(tiny, steps=2, **QUICK)(image)
+            assert alive
+            assert not any(one() is not None for one in alive)
+        finally:
+            gc.enable()
+
+
+class Tokens(nn.Module):
+    """Normalises tokens, or windows, that it has put into the batch."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.body, self.head, self.kind = conv(3, 8), nn.Conv2d(8, 4, 1), kind
+        self.norm: nn.Module = {"tokens": nn.BatchNorm1d}.get(kind, nn.BatchNorm2d)(8)
+        self.norm.running_mean.uniform_(-0.2, 0.2)  # type: ignore[union-attr, operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        batch, channels, height, width = y.shape
+        if self.kind == "tokens":
+            rows = y.permute(0, 2, 3, 1).reshape(-1, channels)
+            y = self.norm(rows).reshape(batch, height, width, channels).permute(0, 3, 1, 2)
+        elif self.kind == "windows":
+            parts = y.reshape(batch, channels, 2, height // 2, width).transpose(1, 2)
+            parts = self.norm(parts.reshape(-1, channels, height // 2, width))
+            parts = parts.reshape(batch, 2, channels, height // 2, width).transpose(1, 2)
+            y = parts.reshape(y.shape)
+        else:
+            y = self.norm(y)
+        return self.head(y.relu())
+
+
+@pytest.mark.parametrize("kind", ["tokens", "windows"])
+@pytest.mark.parametrize("method", ["p-bn", "san", "self-adapt"])
+@pytest.mark.parametrize("mode", ["paper", "official"])
+def test_parts_of_an_image_in_the_batch_are_no_images(kind: str, method: str, mode: Any) -> None:
+    image = random_image(24, 28)
+    plain, parts = seeded(lambda: Tokens("plain")), seeded(lambda: Tokens(kind))
+    parts.load_state_dict(plain.state_dict())
+    settings = {"mode": mode, "compare": False}
+    if method == "self-adapt":
+        settings |= {"steps": 2, "adapt": ["body", "norm", "head"], **QUICK}
+    one, other = (selfadapt.create_method(method, m, **settings)(image) for m in (plain, parts))
+    torch.testing.assert_close(one.probs, other.probs, atol=1e-5, rtol=1e-4)
+
+
+def test_images_that_cannot_be_told_apart_are_not_mixed() -> None:
+    model = seeded(lambda: Tokens("tokens")).eval()
+    apply_san(model, 0.5)
+    with images_in_batch(2), pytest.raises(RuntimeError, match="cannot be told apart"):
+        model(torch.rand(2, 3, 8, 8))
+
+
+class Frozen(nn.Module):
+    """BatchNorm as many repositories have it, with its epsilon in the code."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.1)):
+            self.register_buffer(name, torch.full((channels,), value))
+        self.register_buffer("running_var", torch.full((channels,), 0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (1, -1, 1, 1)
+        scale = self.weight.reshape(shape) * (self.running_var.reshape(shape) + 1e-5).rsqrt()
+        return x * scale + (self.bias.reshape(shape) - self.running_mean.reshape(shape) * scale)
+
+
+FrozenBatchNorm = type("FrozenBatchNorm", (Frozen,), {})
+
+
+def test_batchnorm_whose_epsilon_is_in_its_code_is_mixed(image: Tensor) -> None:
+    usual: Any = seeded(lambda: nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 1)))
+    other = copy.deepcopy(usual)
+    other[1] = FrozenBatchNorm(4)
+    other[1].load_state_dict(usual[1].state_dict(), strict=False)
+    one, same = (SaNOnly(model, alpha=0.3, compare=False)(image) for model in (usual, other))
+    torch.testing.assert_close(one.probs, same.probs, atol=1e-6, rtol=1e-5)
+
+
+def test_a_head_that_is_all_zeros_says_nothing_about_what_it_will_return(image: Tensor) -> None:
+    model = seeded(lambda: nn.Sequential(conv(3, 6), nn.ReLU(), nn.Conv2d(6, 3, 1)))
+    trained = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = Source(model, compare=False)(image).label
+    for value in model[2].parameters():
+        nn.init.zeros_(value)
+    method = Source(model, compare=False)
+    assert method.interface.activated is False
+    model.load_state_dict(trained)
+    assert torch.equal(method(image).label, expected)
+
+
+class Noisy(nn.Conv2d):
+    """Draws dropout in evaluation, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), 0.5, training=True)
+
+
+@pytest.mark.parametrize("interface", [None, KNOWN], ids=["found out", "given"])
+def test_a_random_network_gives_the_same_twice(interface: Interface | None, image: Tensor) -> None:
+    method = SelfAdapt(seeded(lambda: Noisy(3, 3, 1)), interface=interface, steps=2, **QUICK)
+    state = torch.get_rng_state()
+    assert torch.equal(method(image).probs, method(image).probs)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert any("random" in note for note in method.notes)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_networks_that_share_a_part_wait_for_each_other(
+    order: tuple[int, int], image: Tensor
+) -> None:
+    back = seeded(lambda: nn.Sequential(conv(3, 6), nn.BatchNorm2d(6), nn.ReLU()))
+    heads = [seeded(lambda: nn.Conv2d(6, 4, 1), seed) for seed in (1, 2)]
+    models = [nn.Sequential(back, head) for head in heads]
+    both = nn.ModuleList(models)
+    before = snapshot(both)
+    methods = [SelfAdapt(models[index], steps=2, **QUICK) for index in order]
+    expected = [method(image).probs for method in methods]
+    wrong: list[Any] = []
+
+    def work(index: int) -> None:
+        for _ in range(12):
+            try:
+                result: Result = methods[index](image)
+                if not torch.equal(result.probs, expected[index]):
+                    wrong.append(index)
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert_same(before, snapshot(both))
+
+
+def test_a_tied_layer_is_found_by_either_name() -> None:
+    model = nn.ModuleDict({"mid": nn.Conv2d(4, 4, 1), "head": nn.Conv2d(4, 4, 1)})
+    model["head"].weight = model["mid"].weight
+    assert adapted_parameters(model, ["head"]).names == ("mid.weight", "head.bias")
+    assert adapted_parameters(model, ["mid"]).names == ("mid.weight", "mid.bias")
+
+
+class Casting(nn.Module):
+    """Halves its input itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Conv2d(3, 3, 1).half()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.half()).float()
+
+
+class Reentrant(nn.Module):
+    """Computes its features anew in the backward pass, in the old way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = conv(3, 6), nn.Conv2d(6, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.head, self.first(x), use_reentrant=True)
+
+
+@pytest.mark.parametrize(
+    ("build", "advice"),
+    [(Casting, "casts its input itself"), (Reentrant, "use_reentrant=False in the network")],
+)
+def test_what_a_network_must_not_do_is_said(build: Any, advice: str, image: Tensor) -> None:
+    model = seeded(build)
+    method = SelfAdapt(model, adapt=[n for n, _ in model.named_children()], steps=1, **QUICK)
+    with pytest.raises(RuntimeError) as caught:
+        method(image)
+    assert advice in " ".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("activated", ["softmax", "Sigmoid", 3])
+def test_an_unknown_activation_is_refused(activated: Any) -> None:
+    with pytest.raises(ValueError, match="activated must be True, False or 'sigmoid'"):
+        Interface(activated=activated)
