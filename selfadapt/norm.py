@@ -130,7 +130,7 @@ class SaN:
         if self.training:
             return super().forward(x)  # type: ignore[misc]
         images = _images.get()
-        if images is None or len(x) == images:
+        if images is None or x.shape[0] == images:
             return self._normalized(x)
         if images > 1:
             raise RuntimeError("several images cannot be told apart: a batch is not what went in")
