@@ -84,8 +84,11 @@ class Graphs:
         often = self._seen[key] >= max(RECORD_AT, self._needed[key])
         if often and self.trouble is None and not has_hooks(self._model):
             return self._record(key, compute, image)
-        with lent(self._model):
-            return compute(image)
+        with lent(self._model) as lending:
+            maps = compute(image)
+        if lending.wrote:
+            self.trouble = "it writes to tensors that it keeps, which nobody would put back"
+        return maps
 
     def _record(self, key: Any, compute: Compute, image: Tensor) -> Maps:
         height, width = image.shape[-2:]

@@ -216,8 +216,15 @@ def held(model: nn.Module) -> Iterator[None]:
         yield
 
 
+class Lending:
+    """What came of lending a model out."""
+
+    wrote = False
+    """Whether the network wrote to tensors that it keeps, which were put back."""
+
+
 @contextmanager
-def lent(model: nn.Module) -> Iterator[None]:
+def lent(model: nn.Module) -> Iterator[Lending]:
     """Lend a model out in evaluation mode; on leaving, every module is as it was.
 
     That goes for each module's class, flags, hooks and attributes, and for lists and plain tensors
@@ -226,16 +233,16 @@ def lent(model: nn.Module) -> Iterator[None]:
     for each other.
     """
     with held(model):
-        before = [_Record(module) for module in model.modules()]
+        before, lending = [_Record(module) for module in model.modules()], Lending()
         try:
             for record in before:
                 record.module.training = False
-            yield
+            yield lending
         finally:
             try:
-                _restore(before)
+                _restore(before, lending)
             except BaseException:  # Ctrl-C at this very moment
-                _restore(before)
+                _restore(before, lending)
                 raise
 
 
@@ -257,7 +264,7 @@ class _Record:
         ]
 
 
-def _restore(records: list[_Record]) -> None:
+def _restore(records: list[_Record], lending: Lending) -> None:
     """Put modules back, without a moment in which something is missing."""
     for record in records:
         if type(record.module) is not record.kind:
@@ -273,5 +280,6 @@ def _restore(records: list[_Record]) -> None:
         for tensor, value in record.tensors:
             if not torch.equal(tensor, value):
                 tensor.copy_(value)
+                lending.wrote = True
         if record.module.training != record.training:  # a scripted module keeps its own flag
             record.module.training = record.training
