@@ -131,7 +131,7 @@ def run_bench(
         repeats: Runs of each work, after those that prepare.
         seconds: Fewer runs where they would take longer than this.
         say: Takes a line for each row.
-        keep: Takes all rows there are, after each network and size.
+        keep: Takes all rows there are, after each of them.
     """
     parsed, steps = [parse_size(size) for size in sizes], sorted(set(steps))
     half: Precision = "fp32" if Fast().half(device) is None else "bf16"
@@ -158,8 +158,8 @@ def run_bench(
                 row = replace(row, network=network, size=name, tflops=rate, of_card=rate / card)
                 say(_line(row))
                 block.append(row)
+                keep([*rows, *compared(block)])
             rows += compared(block)
-            keep(rows)
     return rows
 
 
@@ -306,7 +306,7 @@ def _line(row: Timing) -> str:
 
 
 def write_bench(rows: Iterable[Timing], about: str, folder: Path) -> None:
-    """Write the table as Markdown, CSV and JSON, and a plot where Matplotlib is installed."""
+    """Write the table as Markdown, CSV and JSON."""
     rows = list(rows)
     make_folder(folder)
     lines = [COLUMNS, ["---"] * len(COLUMNS), *map(as_cells, rows)]
@@ -320,17 +320,17 @@ def write_bench(rows: Iterable[Timing], about: str, folder: Path) -> None:
             aside.write_text(text)
     with written_whole(folder / "bench.csv") as aside, aside.open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *map(as_cells, rows)])
+
+
+def draw_bench(rows: Sequence[Timing], path: Path) -> None:
+    """Draw time against pixels and against steps, where Matplotlib is installed.
+
+    Both should be straight lines.
+    """
     try:
-        import matplotlib  # noqa: F401
+        from matplotlib.figure import Figure
     except ModuleNotFoundError:
         return
-    _plot(rows, folder / "bench.png")
-
-
-def _plot(rows: Sequence[Timing], path: Path) -> None:
-    """Draw time against pixels and against steps: both should be straight lines."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(10, 4), layout="constrained")
     by_pixels, by_steps = figure.subplots(1, 2)
     fast = [row for row in rows if not row.work.endswith("plain")]

@@ -17,6 +17,7 @@ from selfadapt.bench import (
     STEPS,
     Timing,
     as_cells,
+    draw_bench,
     machine,
     run_bench,
     write_bench,
@@ -162,6 +163,7 @@ def _bench(args: Namespace) -> int:
         table.add_row(*as_cells(row))
     Console(width=None if sys.stdout.isatty() else 200).print(table)
     if args.output and rows:
+        draw_bench(rows, args.output / "bench.png")
         print(f"written to {args.output}")
     return 0
 
