@@ -148,7 +148,7 @@ def test_where_fp16_overflows_bf16_is_taken(
     half = {"auto": torch.float16, "bf16": None, "fp32": None}
     monkeypatch.setattr(Fast, "half", lambda self, *_, **__: half[self.precision])
     method = Overflowing(tiny, fast=True)
-    monkeypatch.setattr(Episode, "_precision", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("selfadapt.episode._precision", lambda *_, **__: nullcontext())
     result = method(image)
     assert method.fast.precision == "bf16"
     assert result.notes == ("this network's numbers are too large for fp16: bf16 is taken",)

@@ -90,8 +90,8 @@ def test_running_statistics_of_layers_that_are_not_run_again_drift_all_the_same(
     episodes: list[Episode] = []
 
     class Recorded(Episode):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **how: Any) -> None:
+            super().__init__(*args, **how)
             episodes.append(self)
 
     monkeypatch.setattr(selfadapt.method, "Episode", Recorded)
@@ -149,13 +149,23 @@ def test_shared_weights_are_tuned_wherever_they_are(adapt: list[str]) -> None:
 # what is reused, to the call
 
 
+class Counter:
+    runs = 0
+
+
 class Counting(nn.Module):
+    """Counts elsewhere: a number on itself would be a state, which is not reused."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.runs = 0
+        self.counter = Counter()
+
+    @property
+    def runs(self) -> int:
+        return self.counter.runs
 
     def forward(self, x: Any, *others: Any, **named: Any) -> Any:
-        self.runs += 1
+        self.counter.runs += 1
         return x + 1 if isinstance(x, Tensor) else [part + 1 for part in x]
 
 
@@ -307,13 +317,13 @@ class Appending(nn.Module):
         return x * 1
 
 
-def test_features_that_are_passed_on_sideways_end_the_reuse() -> None:
+def test_features_that_are_passed_on_sideways_are_there_in_every_step() -> None:
     model, image = seeded(Sideways), random_image()
     expected = SelfAdapt(model, steps=3, fast=False, adapt=["head"])(image)
     method = SelfAdapt(model, steps=3, adapt=["head"])
-    assert torch.equal(method(image).probs, expected.probs)
-    assert "no shortcuts, this network fails with them (IndexError" in method.notes[-1]
-    assert torch.equal(method(image).probs, expected.probs)
+    for _ in range(2):
+        assert torch.equal(method(image).probs, expected.probs)
+    assert not any("shortcuts" in note for note in method.notes)
 
 
 def test_whoever_looks_on_sees_every_run() -> None:

@@ -41,8 +41,8 @@ def test_official_mode_equals_the_released_code(name: str, device: str, monkeypa
     episodes: list[Episode] = []
 
     class Recorded(Episode):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **how: Any) -> None:
+            super().__init__(*args, **how)
             episodes.append(self)
 
     monkeypatch.setattr(selfadapt.method, "Episode", Recorded)

@@ -537,7 +537,7 @@ def test_a_full_disk_leaves_the_state_before(
     said = err.splitlines()[-1]
     assert f"after step 4: {run / 'state.safetensors'} could not be written" in said
     assert "No space left on device" in said
-    assert "run the same command to go on" in said
+    assert "run the same command (without --overwrite) to go on" in said
     assert read_state(run / "state.safetensors")[0].step == 3
     assert not list(run.glob(".*.part"))
     assert run_cli("train", path, "-o", run) == 0
