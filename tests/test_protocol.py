@@ -834,6 +834,21 @@ def test_a_recipe_runs_no_code(
     assert not (tmp_path / "ran").exists()
 
 
+def bomb() -> str:
+    """Return seven lists, each of which holds the one before ten times."""
+    lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 8)]
+    return "\n".join(["a0: &a0 [x, y]", *lines])
+
+
+@pytest.mark.parametrize("text", [bomb(), "a: &a [*a]"], ids=["a bomb", "a list in itself"])
+def test_settings_that_unfold_without_end_are_refused(
+    text: str, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "r.yaml").write_text(text)
+    assert run_cli("evaluate", tmp_path / "r.yaml", "-o", tmp_path / "run") == 2
+    assert "unfolds to over 100000 values" in capsys.readouterr().err
+
+
 def test_sizes_are_those_of_photos_that_are_turned(place: Place, tmp_path: Path) -> None:
     """A camera on its side notes that in the file, whose pixels lie the other way."""
     mine = copy_domains(place, tmp_path)

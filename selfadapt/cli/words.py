@@ -7,6 +7,8 @@ import yaml
 
 from selfadapt.cli.opening import switches
 
+MOST_VALUES = 100_000
+"""Values in a file of settings, unfolded: some lines of YAML can stand for billions."""
 TRUE, FALSE = ("true", "yes"), ("false", "no")
 
 
@@ -70,14 +72,25 @@ def check_settings(path: Path, what: str) -> None:
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise ValueError(f"{what} must hold settings by name, but {path} holds a {kind}")
-    if _names_class(content):
-        raise ValueError(f"{what} must hold settings alone, but {path} names a class_path")
+    if _num_values(content, {}) > MOST_VALUES:
+        raise ValueError(f"{what} must be short, but {path} unfolds to over {MOST_VALUES} values")
 
 
-def _names_class(content: Any) -> bool:
-    if isinstance(content, dict):
-        return "class_path" in content or any(map(_names_class, content.values()))
-    return isinstance(content, list) and any(map(_names_class, content))
+def _num_values(content: Any, known: dict[int, int]) -> int:
+    """Count the values in settings, those that are repeated by name included.
+
+    Raises:
+        ValueError: Settings name a class, which would be imported, and so run.
+    """
+    if not isinstance(content, dict | list):
+        return 1
+    if isinstance(content, dict) and "class_path" in content:
+        raise ValueError("settings must be values, but a class_path is among them")
+    if id(content) not in known:
+        known[id(content)] = MOST_VALUES + 1  # as long as it is not known: it may hold itself
+        parts = content.values() if isinstance(content, dict) else content
+        known[id(content)] = 1 + sum(_num_values(part, known) for part in parts)
+    return known[id(content)]
 
 
 def _switch(word: str, left: list[str]) -> tuple[str, list[str]]:

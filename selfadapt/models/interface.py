@@ -77,7 +77,6 @@ class Interface:
                 "output must be a function of what the network returns, such as "
                 f"lambda output: output['out'], got {self.output!r}"
             )
-
         if self.activated not in (None, False, True, "sigmoid"):
             raise ValueError(f"activated must be True, False or 'sigmoid', got {self.activated!r}")
 
