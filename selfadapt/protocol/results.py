@@ -133,13 +133,13 @@ class Results:
 
     def errors_of_tuning(self, label: str) -> dict[str, dict[str, str]]:
         """Return by settings that were tried which validation images failed with these alone."""
-        method, found = self.method(label), {}
-        known = self.scores(label, self.validation).errors
+        scored, told = self.trials(), self.scores(label, self.validation).errors
+        found = {}
         for settings, _ in self.choices[label].tried:
-            trial = trial_of(self.config, method, **settings)
-            if trial.key not in self.trials():
+            trial = trial_of(self.config, self.method(label), **settings)
+            if trial.key not in scored:
                 own = (key for key in self.errors if key.trial == trial.key)
-                errors = {k.image: self.errors[k] for k in own if k.image not in known}
+                errors = {key.image: self.errors[key] for key in own if key.image not in told}
                 found[" ".join(f"{name}={value}" for name, value in settings.items())] = errors
         return found
 
