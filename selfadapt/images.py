@@ -70,7 +70,7 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
     if not path.is_file():
         raise ValueError(f"an image must be a file, but {path} is a pipe or a device")
     try:
-        with PILImage.open(path, formats=_formats()) as picture:
+        with PILImage.open(path, formats=readable_formats()) as picture:
             most = PILImage.MAX_IMAGE_PIXELS
             if most is not None and picture.width * picture.height > most:
                 raise ValueError(
@@ -91,7 +91,7 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
 
 
 @cache
-def _formats() -> tuple[str, ...]:
+def readable_formats() -> tuple[str, ...]:
     """Return the kinds of files that are read: all that need no other program, as EPS does."""
     PILImage.init()
     return tuple(name for name in PILImage.OPEN if name != "EPS")

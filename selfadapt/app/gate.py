@@ -6,7 +6,10 @@ needed here, and what is not named here is refused.
 
 import json
 import re
+import stat
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
 Message = MutableMapping[str, Any]
@@ -25,6 +28,10 @@ ASKED = re.compile(r"/gradio_api/(queue/join|cancel|reset)")
 LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 UPLOADED = "/gradio_api/upload"
 JSON_BYTES = 2**18
+ROOM = 2**31
+"""Bytes that all files of the app together may have."""
+OLD = 2 * 3600
+"""Seconds after which a file is nobody's."""
 SLACK = 2**16
 """What an upload may have beside the file."""
 HEADERS = {
@@ -41,12 +48,16 @@ class Gate:
     Args:
         application: What answers.
         num_bytes: The most bytes an uploaded file may have.
+        folder: Where uploads are put; those that were broken off stay there.
         local: Answer only to names of this machine and to its own page, so that no page from
             elsewhere can use it through a visitor's browser.
     """
 
-    def __init__(self, application: Application, num_bytes: int, *, local: bool = True) -> None:
+    def __init__(
+        self, application: Application, num_bytes: int, folder: Path, *, local: bool = True
+    ) -> None:
         self._application, self._num_bytes, self._local = application, num_bytes, local
+        self._folder = folder
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -64,6 +75,8 @@ class Gate:
             receive = _counted(receive, self._num_bytes + SLACK)
             if _length(scope) > self._num_bytes + SLACK:
                 return await _refuse(send, 413, "this file is too large")
+            if not has_room(self._folder):
+                return await _refuse(send, 507, "there is no room for files; try again later")
             return await self._application(scope, receive, send)
         if method == "POST" and ASKED.fullmatch(path):
             return await self._ask(scope, receive, send)
@@ -81,6 +94,23 @@ class Gate:
         if _names_an_address(asked):
             return await _refuse(send, 403, "files from elsewhere are not fetched")
         return await self._application(scope, _replayed(body, receive), send)
+
+
+def has_room(folder: Path) -> bool:
+    """Remove files that nobody has touched for long, and say whether more may come."""
+    total, now = 0, time.time()
+    for path in folder.rglob("*"):
+        try:
+            about = path.lstat()
+            if not stat.S_ISREG(about.st_mode):
+                continue
+            if now - about.st_mtime > OLD:
+                path.unlink()
+            else:
+                total += about.st_size
+        except FileNotFoundError:  # somebody else was faster
+            continue
+    return total < ROOM
 
 
 def _names_an_address(asked: Any) -> bool:

@@ -54,7 +54,7 @@ def application(
             theme=_theme(),
             css=CSS,
         )
-        yield Gate(app, limits.num_bytes, local=local)
+        yield Gate(app, limits.num_bytes, Path(name), local=local)
 
 
 def _theme() -> gr.themes.Base:

@@ -7,7 +7,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from jsonargparse import set_parsing_settings
@@ -20,7 +19,7 @@ from selfadapt.cli.runs import EVALUATE, REPORT, TRAIN, TUNE
 from selfadapt.cli.segment import PREDICT
 from selfadapt.cli.serve import SERVE
 from selfadapt.cli.verbs import RECIPE_VERBS, Parser
-from selfadapt.cli.words import check_settings, spelled
+from selfadapt.cli.words import check_settings, file_of_settings, spelled
 from selfadapt.recipes import find_recipe, shipped_recipes
 
 USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
@@ -63,7 +62,7 @@ def main(args: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except USER_ERRORS as error:
-        print(f"selfadapt {words[0]}: {error}", file=sys.stderr)
+        print(f"selfadapt {words[0]}: {_printable(str(error))}", file=sys.stderr)
         code = 2
     except (torch.OutOfMemoryError, MemoryError) as error:
         _say_out_of_memory(words[0], error)
@@ -85,6 +84,13 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _printable(text: str) -> str:
+    """Show signs that would steer a terminal, such as in the names of a foreign file."""
+    return "".join(
+        sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text
+    )
+
+
 def _say_out_of_memory(verb: str, error: BaseException) -> None:
     where = f" ({error})" if verb in ("evaluate", "tune") else ""
     smaller = {
@@ -101,8 +107,8 @@ def _with_recipe(words: list[str]) -> list[str]:
         return words
     for flag, after in zip(words, [*words[1:], ""], strict=True):
         name, _, value = flag.partition("=")
-        if name == "--recipe" and Path(value or after).is_file():
-            check_settings(Path(value or after), "a recipe")
+        if name == "--recipe":
+            check_settings(file_of_settings(value or after), "a recipe")
     if words[1].startswith("-"):
         return words
     path = find_recipe(words[1], RECIPE_VERBS[words[0]])

@@ -21,7 +21,8 @@ class Bar:
     def __init__(self, name: str, *, quiet: bool = False) -> None:
         console = Console(stderr=True)
         self.name = name
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        doing = TextColumn("{task.description}", markup=False)
+        columns = (doing, BarColumn(), MofNCompleteColumn())
         shown = console.is_terminal and not quiet
         self._bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not shown)
         self._task = self._bar.add_task(name, total=None)

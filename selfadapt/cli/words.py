@@ -1,5 +1,6 @@
 """The words of a command, spelled as the parser takes them."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,7 @@ def spelled(words: list[str]) -> list[str]:
             break
         if word.startswith("--config=") or (word == "--config" and left):
             file = word.partition("=")[2] if "=" in word else left.pop(0)
-            if Path(file).is_file():
-                check_settings(Path(file), "a file of settings")
+            check_settings(file_of_settings(file), "a file of settings")
             first += ["--config", file]
         else:
             word, left = _switch(word, left)
@@ -56,6 +56,13 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def file_of_settings(word: str) -> Path:
+    """Return the file; settings themselves cannot stand in its place, where nobody checks them."""
+    if not os.path.isfile(word):
+        raise FileNotFoundError(f"there is no file of settings {word}")
+    return Path(word)
+
+
 def check_settings(path: Path, what: str) -> None:
     """Raise ValueError unless a file may hold settings by name."""
     try:
@@ -72,6 +79,9 @@ def check_settings(path: Path, what: str) -> None:
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise ValueError(f"{what} must hold settings by name, but {path} holds a {kind}")
+    for name in ("trust", "config", "recipe"):
+        if content.get(name):
+            raise ValueError(f"{path} must not say {name!r}: that is for the command line alone")
     if _num_values(content, {}) > MOST_VALUES:
         raise ValueError(f"{what} must be short, but {path} unfolds to over {MOST_VALUES} values")
 

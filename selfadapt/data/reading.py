@@ -16,6 +16,7 @@ from PIL import Image as PILImage
 from PIL import ImageDraw, ImageOps, UnidentifiedImageError
 from torchvision.io import ImageReadMode, decode_image, read_file
 
+from selfadapt.images import readable_formats
 from selfadapt.labels import LabelTable
 from selfadapt.pseudo import IGNORE
 
@@ -27,7 +28,7 @@ ON_ITS_SIDE = (5, 6, 7, 8)
 
 def read_picture(path: Path) -> PILImage.Image:
     """Return an image file in RGB, turned as in a viewer."""
-    with _explained(path), PILImage.open(path) as picture:
+    with _explained(path), PILImage.open(path, formats=readable_formats()) as picture:
         picture.load()
         return ImageOps.exif_transpose(picture).convert("RGB")
 
@@ -54,7 +55,7 @@ def read_label(path: Path, table: LabelTable | None = None) -> np.ndarray:
             )
         if kind in (RGB, RGB_ALPHA, GRAY_ALPHA) and depth == 16:  # PIL would cut these to 8 bits
             return decode_image(read_file(str(path)), ImageReadMode.UNCHANGED)[0].numpy()
-        with PILImage.open(path) as picture:
+        with PILImage.open(path, formats=("PNG",)) as picture:
             ids = np.array(picture if picture.mode != "LA" else picture.getchannel(0))
         if kind == GRAY and 1 < depth < 8:
             ids //= 255 // (2**depth - 1)  # PIL spreads these over 0 to 255
@@ -67,7 +68,7 @@ def size_of_file(path: Path) -> tuple[int, int]:
         if path.suffix == ".json":
             annotation = json.loads(path.read_bytes())
             return annotation["imgWidth"], annotation["imgHeight"]
-        with PILImage.open(path) as picture:
+        with PILImage.open(path, formats=readable_formats()) as picture:
             width, height = picture.size
             if "exif" in picture.info and picture.getexif().get(ORIENTATION) in ON_ITS_SIDE:
                 width, height = height, width
@@ -110,6 +111,11 @@ def _drawn(path: Path, table: LabelTable | None) -> np.ndarray:
     ids = {name: raw_id for raw_id, (name, _) in table.ids.items()}
     annotation = json.loads(path.read_bytes())
     size = annotation["imgWidth"], annotation["imgHeight"]
+    most = PILImage.MAX_IMAGE_PIXELS
+    if not all(isinstance(side, int) and side > 0 for side in size) or (
+        most is not None and size[0] * size[1] > most
+    ):
+        raise ValueError(f"{path} must be of the size of an image, got {size[0]} x {size[1]}")
     label = PILImage.new("L", size, ids["unlabeled"])
     draw = ImageDraw.Draw(label)
     for shape in annotation["objects"]:

@@ -10,6 +10,7 @@ The last runs foreign code, so it must be trusted in so many words. No file can 
 """
 
 import inspect
+import json
 import os
 import re
 import sys
@@ -69,6 +70,11 @@ def _torchvision(name: str) -> Architecture:
     return Architecture(build=build, imagenet=imagenet, pretrained=pretrained)
 
 
+def _is_encoder(smp: Any, name: str) -> bool:
+    known = name in smp.encoders.get_encoder_names()
+    return known or re.fullmatch(r"tu-[\w.]+", name) is not None
+
+
 def _smp(name: str) -> Architecture:
     smp = need("segmentation_models_pytorch", "models")
     known = {kind.__name__.lower(): kind for kind in smp.MODEL_ARCHITECTURES_MAPPING.values()}
@@ -80,7 +86,7 @@ def _smp(name: str) -> Architecture:
             f"it has {', '.join(names)}"
         )
     encoders = smp.encoders.get_encoder_names()
-    if not slash or not (encoder in encoders or re.fullmatch(r"tu-[\w.]+", encoder)):
+    if not slash or not _is_encoder(smp, encoder):
         raise ValueError(
             f"an address in smp must name an encoder, as smp:{kind}/resnet34 does, and it has no "
             f"{encoder!r};{nearest(encoder, encoders)} timm's encoders are called tu-NAME"
@@ -102,8 +108,12 @@ def _smp(name: str) -> Architecture:
 def open_folder(address: str) -> nn.Module:
     """Return the network that smp's save_pretrained wrote to a folder."""
     smp = need("segmentation_models_pytorch", "models")
+    folder = _smp_folder(address)
     try:
-        return smp.from_pretrained(_smp_folder(address), strict=True).eval()
+        encoder = json.loads((Path(str(folder)) / "config.json").read_text()).get("encoder_name")
+        if not _is_encoder(smp, str(encoder)):  # it may be an address, which would be fetched
+            raise ValueError(f"there is no encoder {encoder!r}")
+        return smp.from_pretrained(folder, strict=True, encoder_weights=None).eval()
     except Exception as error:  # files of others fail in many ways
         raise ValueError(f"{address} cannot be opened: {error}") from error
 
@@ -117,7 +127,10 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
         raise FileNotFoundError(f"there is no folder {name}, and on the hub it is hf:OWNER/NAME")
     name = str(folder) if folder.is_dir() else name
     try:
-        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        local = {"local_files_only": folder.is_dir(), "trust_remote_code": False}
+        config = transformers.AutoConfig.from_pretrained(name, **local)
+        if folder.is_dir() and getattr(config, "use_pretrained_backbone", False):
+            raise ValueError("its backbone lies elsewhere (use_pretrained_backbone)")
         kinds = (
             transformers.AutoModelForSemanticSegmentation,
             transformers.AutoModelForUniversalSegmentation,
@@ -125,9 +138,7 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
         kind = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
         if kind is None:
             raise ValueError(f"a {config.model_type} network does not segment images")
-        model, loaded = kind.from_pretrained(
-            name, trust_remote_code=False, output_loading_info=True
-        )
+        model, loaded = kind.from_pretrained(name, output_loading_info=True, **local)
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"it lacks weights of a segmentation network, such as {missing[0]}")
     except Exception as error:  # files of others fail in many ways

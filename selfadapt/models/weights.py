@@ -39,6 +39,10 @@ NOT_NEEDED = ("num_batches_tracked", *(f".{name}" for name in MIXING))
 """What a checkpoint may lack."""
 
 
+MOST_CLASSES = 2**16
+"""A file that says there are more is not believed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Weights:
     """Tensors by name, and what their file says about them."""
@@ -94,7 +98,8 @@ def _recorded_classes(metadata: Mapping[str, str], content: Any) -> tuple[str, .
     names = dataset.get("classes") if isinstance(dataset, Mapping) else meta.get("CLASSES")
     try:
         if classes := metadata.get("classes"):
-            return class_names(classes if classes in CLASS_SPACES else json.loads(classes))
+            named = classes if classes in CLASS_SPACES else json.loads(classes)
+            return None if isinstance(named, int) and named > MOST_CLASSES else class_names(named)
         return class_names(tuple(names)) if names else None
     except (ValueError, TypeError):  # other people may mean something else by these words
         return None

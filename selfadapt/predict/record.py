@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from selfadapt.files import make_folder, written_whole
 from selfadapt.journal import lock_rows
 from selfadapt.predict.inputs import Input
-from selfadapt.predict.outputs import output_paths
+from selfadapt.predict.outputs import OUTPUTS, output_paths
 from selfadapt.recipes import differences
 from selfadapt.version import __version__
 
@@ -229,7 +229,20 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is damaged, it lacks {', '.join(lacking)}; use --overwrite to start anew"
         )
+    if not _stays_inside(record):
+        raise ValueError(f"{path} is damaged, its names must be of outputs in {folder}")
     return record
+
+
+def _stays_inside(record: Mapping[str, Any]) -> bool:
+    """Say whether all that a record names lies in its folder: what it names may be removed."""
+    names, identity = record["names"], record["identity"]
+    if not isinstance(names, dict) or not isinstance(identity, dict):
+        return False
+    parts = [Path(name).parts for name in names.values() if isinstance(name, str)]
+    known = set(identity.get("outputs", [])) <= set(OUTPUTS)
+    inside = all(found and ".." not in found and not Path(*found).is_absolute() for found in parts)
+    return known and inside and len(parts) == len(names)
 
 
 def _outputs_of(folder: Path, record: Mapping[str, Any]) -> Iterator[Path]:

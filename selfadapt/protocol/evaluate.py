@@ -332,7 +332,7 @@ class Evaluation:
     def progress(self) -> Progress:
         """Return what shows how far a run has come."""
         columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
             TextColumn("{task.fields[said]}"), TimeRemainingColumn(),
         )  # fmt: skip
         return Progress(  # drawing it takes milliseconds

@@ -46,7 +46,7 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
         raise ValueError(f"no target of {run} has been segmented yet; run selfadapt evaluate first")
     index = run / "pictures" / "index.json"
     pictures = read_json(index) if index.exists() else []
-    if not all(isinstance(one, dict) and one.keys() >= SHOWN for one in pictures):
+    if not all(isinstance(one, dict) and one.keys() >= SHOWN and _is_own(one) for one in pictures):
         raise ValueError(f"{index} is damaged; remove it, and run selfadapt evaluate again")
     material = Material(results, record, pictures)
     sections = [section for make in SECTIONS if (section := make(material)) is not None]
@@ -65,6 +65,12 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
         aside.write_text(content)
     begun.unlink(missing_ok=True)
     return page
+
+
+def _is_own(picture: dict[str, Any]) -> bool:
+    """Say whether a picture is one of the run's own, and no file from elsewhere."""
+    file = picture["file"]
+    return isinstance(file, str) and Path(file).name == file and file.endswith(".png")
 
 
 def _name_files(sections: Sequence[Section]) -> None:
