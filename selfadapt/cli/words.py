@@ -21,8 +21,8 @@ def spelled(words: list[str]) -> list[str]:
     understood as ``--no-fast`` all the same.
 
     Example:
-        >>> spelled(["predict", "a.png", "--config", "my.yaml", "--fast", "false", "b.png"])
-        ['predict', '--config', 'my.yaml', 'a.png', '--no-fast', 'b.png']
+        >>> spelled(["predict", "a.png", "--fast", "false", "b.png"])
+        ['predict', 'a.png', '--no-fast', 'b.png']
     """
     if not words or words[0] != "predict":
         return words
