@@ -246,6 +246,11 @@ VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "a negative seed of many": ({"seeds": [0, -1]}, "seed must be a whole number.*got -1"),
     "alpha over 1": ({"alphas": [0.0, 1.5]}, r"alpha must lie in \[0, 1\].*got 1.5"),
     "no alpha": ({"alphas": []}, "alphas must have at least one value"),
+    "a weight of a class that is not there": (
+        {"class_weights": {"unicorn": 2.0}},
+        "class_weights must be of classes of the network, got 'unicorn'; it has road, sidewalk",
+    ),
+    "a negative weight": ({"class_weights": {"pole": -1.0}}, "class_weights of pole must be"),
     "a scale without statistics": (
         {"statistics_scale": [0.1, 0.5]},
         "statistics_scale is about statistics_batches",

@@ -341,6 +341,22 @@ def test_steps_are_those_of_sgd(roots: tuple[Path, Path], norm: str) -> None:
         assert (mixing > 0) == (norm != "bn")
 
 
+def test_the_loss_is_a_mean_that_weighs_classes(roots: tuple[Path, Path]) -> None:
+    rare = CLASSES[-1]
+    trainer, x, label = a_trainer(roots, class_weights={rare: 7.5})
+    label[:, :2] = IGNORE
+    log_probs = F.interpolate(copy.deepcopy(trainer.model)(x), x.shape[-2:], mode="bilinear")
+    log_probs = log_probs.log_softmax(1)
+    total, weights = 0.0, 0.0
+    for index in range(len(CLASSES)):
+        there = label == index
+        assert there.any()
+        weight = 7.5 if index == len(CLASSES) - 1 else 1
+        total -= weight * float(log_probs[:, index][there].sum())
+        weights += weight * int(there.sum())
+    assert float(trainer.step(x, label, 0.01, 0)) == pytest.approx(total / weights, abs=1e-5)
+
+
 @pytest.mark.parametrize("norm", ["bin", "sn"])
 def test_other_normalisations_train(roots: tuple[Path, Path], tmp_path: Path, norm: str) -> None:
     model = {"name": "deeplabv1_resnet18_slim", "classes": CLASSES, "norm": norm}

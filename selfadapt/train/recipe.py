@@ -108,6 +108,8 @@ class TrainConfig:
     """Momentum of SGD."""
     weight_decay: float = 1e-4
     """Weight decay."""
+    class_weights: dict[str, float] = field(default_factory=dict)
+    """Weights of pixels in the loss, by their class; 1 for classes that are not named."""
     average: float = 0.0
     """Decay of a running mean of the weights, which is validated and saved for them; 0: none."""
     seed: int = 0
@@ -150,6 +152,13 @@ class TrainConfig:
         check_number("weight_decay", self.weight_decay, 0, 1)
         check_number("power", self.power, 0, 10)
         check_number("average", self.average, 0, 0.999999)
+        for name, weight in self.class_weights.items():
+            if name not in self.model.space.names:
+                raise ValueError(
+                    f"class_weights must be of classes of the network, got {name!r}; it has "
+                    f"{', '.join(self.model.space.names)}"
+                )
+            check_number(f"class_weights of {name}", weight, 0, 1e6)
         if not self.alphas:
             raise ValueError("alphas must have at least one value, such as 0")
         for alpha in self.alphas:

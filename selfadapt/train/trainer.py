@@ -40,6 +40,7 @@ class Trainer:
             self.model = _synchronized(self.model, fabric.device)
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = make_optimizer(self.model, config)
+        self._weights = loss_weights(config).to(fabric.device)
         self._network, self._optimizer = fabric.setup(self.model, self.optimizer)
         self.average = WeightAverage(self.model, config.average) if config.average else None
 
@@ -57,10 +58,11 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = lr * group["lr_factor"]
         logits = self.interface.logits(self._network, x)
-        total = F.cross_entropy(logits, label, ignore_index=IGNORE, reduction="sum")
+        by_class = self._weights[: logits.shape[1]]
+        total = F.cross_entropy(logits, label, by_class, ignore_index=IGNORE, reduction="sum")
         # Gradients are averaged over processes, which may have different numbers of pixels.
-        pixels = self.fabric.all_reduce((label != IGNORE).sum(), reduce_op="sum")
-        loss = total * self.fabric.world_size / pixels.clamp(min=1)
+        pixels = self.fabric.all_reduce(self._weights[label].sum(), reduce_op="sum")
+        loss = total * self.fabric.world_size / pixels.clamp(min=1e-6)
         self.fabric.backward(loss)
         self._optimizer.step()
         self._optimizer.zero_grad()
@@ -110,6 +112,14 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.SGD:
     return torch.optim.SGD(
         [group for group in groups if group["params"]], lr=config.lr, momentum=config.momentum
     )
+
+
+def loss_weights(config: TrainConfig) -> Tensor:
+    """Return the weight of a pixel in the loss by its label ``(256,)``; what is ignored has 0."""
+    weights = torch.zeros(IGNORE + 1)
+    for index, name in enumerate(config.model.space.names):
+        weights[index] = config.class_weights.get(name, 1)
+    return weights
 
 
 def _check_finite(model: nn.Module, config: TrainConfig) -> None:
