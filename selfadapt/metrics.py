@@ -5,7 +5,9 @@ Both are sums over pixels, so they are gathered image by image, exactly and with
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,21 +104,35 @@ def count(label: Tensor, probs: Tensor) -> Counts:
 def start_count(label: Tensor, probs: Tensor) -> Callable[[], Counts]:
     """Start to count an image, and return what waits for the GPU and gives the counts.
 
-    Neither ``label`` nor ``probs`` is kept: they may go meanwhile.
+    A GPU counts beside what it is told to do next. ``label`` may still be on the CPU. Neither is
+    kept: they may go meanwhile, but ``probs`` must not be written to.
     """
     num = len(probs)
     cells = (num + 1) * num, (num + 1) * BINS * 2, (num + 1) * BINS  # a row for what is wrong
-    sums = (_sums_on_gpu if _has_kernel(probs) else _sums)(label, probs, cells)
-    if not sums.is_cuda:
-        return lambda: _counts(sums.cpu(), num, cells)
-    host = torch.empty_like(sums, device="cpu", pin_memory=True).copy_(sums, non_blocking=True)
-    copied = torch.cuda.current_stream(sums.device).record_event()
+    add_up = _sums_on_gpu if _has_kernel(probs) else _sums
+    if not probs.is_cuda:
+        sums = add_up(label.to(probs.device), probs, cells).cpu()
+        return lambda: _counts(sums.numpy(), num, cells)
+    beside = _stream_beside(probs.device)
+    beside.wait_stream(torch.cuda.current_stream(probs.device))
+    with torch.cuda.stream(beside):
+        true = label.to(probs.device, non_blocking=True)
+        sums = add_up(true, probs, cells)
+        host = torch.empty_like(sums, device="cpu", pin_memory=True).copy_(sums, non_blocking=True)
+        copied = beside.record_event()
+    for used in (true, probs):
+        used.record_stream(beside)
 
     def finish() -> Counts:
         copied.synchronize()
-        return _counts(host, num, cells)
+        return _counts(host.numpy(), num, cells)
 
     return finish
+
+
+@cache
+def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 Cells = tuple[int, int, int]
@@ -124,19 +140,20 @@ Cells = tuple[int, int, int]
 confidence and whether it is a hit, and of units of confidence by true class and bin."""
 
 
-def _counts(sums: Tensor, num: int, cells: Cells) -> Counts:
+def _counts(sums: np.ndarray, num: int, cells: Cells) -> Counts:
     """Take the sums of an image's pixels apart."""
-    confusion, both, trust = sums.split(cells)
+    confusion, both, trust = np.split(sums, np.cumsum(cells[:2]))
     if wrong := int(confusion[-num:].sum()):
         raise ValueError(
             f"{wrong} pixels cannot be counted: labels must be 0 to {num - 1} or {IGNORE}, and "
             "probabilities numbers"
         )
     both = both.reshape(num + 1, BINS, 2)[:num]
-    bins = torch.stack([both.sum(dim=2), both[..., 1], trust.reshape(num + 1, BINS)[:num]])
-    tens = _coarse(bins, 10)
-    gaps = (tens[1] * UNIT - tens[2]).abs().sum(dim=1)
-    return Counts(confusion.reshape(num + 1, num)[:num], bins.sum(dim=1), gaps)
+    bins = np.stack([both.sum(axis=2), both[..., 1], trust.reshape(num + 1, BINS)[:num]])
+    tens = bins.reshape(3, num, 10, -1).sum(axis=3)
+    gaps = np.abs(tens[1] * UNIT - tens[2]).sum(axis=1)
+    found = confusion.reshape(num + 1, num)[:num], bins.sum(axis=1), gaps
+    return Counts(*map(torch.from_numpy, found))
 
 
 def _sums(label: Tensor, probs: Tensor, cells: Cells) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 import yaml
 
 from runs import CLASSES, domain, run_cli, write_domain
+from selfadapt.metrics import count, start_count
 from selfadapt.models import create_model, save_model
 
 pytestmark = [
@@ -54,3 +55,25 @@ def test_an_evaluation_on_a_gpu_scores_as_on_the_cpu(tmp_path: Path) -> None:
     assert scores["cuda"] == pytest.approx(scores["cpu"], abs=0.02)
     assert set(memory["cpu"]) == {""}
     assert all(float(peak) > 1 for peak in memory["cuda"])
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_counts_are_of_maps_that_are_gone_and_overwritten(kind: torch.dtype) -> None:
+    """The GPU counts beside what follows, which may be given the memory of the maps."""
+    generator = torch.Generator().manual_seed(0)
+    started, expected = [], []
+    for _ in range(20):
+        probs = torch.rand(5, 700, 900, generator=generator).softmax(dim=0).to(kind)
+        label = torch.randint(0, 5, (700, 900), generator=generator, dtype=torch.uint8)
+        expected.append(count(label, probs))
+        there, known = probs.cuda(), label.cuda()
+        started.append(start_count(known if len(started) % 2 else label.pin_memory(), there))
+        del there, known
+        for _ in range(3):
+            torch.ones(5, 700, 900, dtype=kind, device="cuda").mul_(7)
+            torch.ones(700, 900, dtype=torch.uint8, device="cuda").mul_(3)
+    for finish, one in zip(started, expected, strict=True):
+        found = finish()
+        assert found.confusion.equal(one.confusion)
+        assert found.bins.equal(one.bins)
+        assert found.gaps.equal(one.gaps)
