@@ -5,7 +5,6 @@ Both are sums over pixels, so they are gathered image by image, exactly and with
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
@@ -104,35 +103,22 @@ def count(label: Tensor, probs: Tensor) -> Counts:
 def start_count(label: Tensor, probs: Tensor) -> Callable[[], Counts]:
     """Start to count an image, and return what waits for the GPU and gives the counts.
 
-    A GPU counts beside what it is told to do next. ``label`` may still be on the CPU. Neither is
-    kept: they may go meanwhile, but ``probs`` must not be written to.
+    Neither ``label`` nor ``probs`` is kept: they may go meanwhile.
     """
     num = len(probs)
     cells = (num + 1) * num, (num + 1) * BINS * 2, (num + 1) * BINS  # a row for what is wrong
     add_up = _sums_on_gpu if _has_kernel(probs) else _sums
-    if not probs.is_cuda:
-        sums = add_up(label.to(probs.device), probs, cells).cpu()
-        return lambda: _counts(sums.numpy(), num, cells)
-    beside = _stream_beside(probs.device)
-    beside.wait_stream(torch.cuda.current_stream(probs.device))
-    with torch.cuda.stream(beside):
-        true = label.to(probs.device, non_blocking=True)
-        sums = add_up(true, probs, cells)
-        host = torch.empty_like(sums, device="cpu", pin_memory=True).copy_(sums, non_blocking=True)
-        copied = beside.record_event()
-    for used in (true, probs):
-        used.record_stream(beside)
+    sums = add_up(label, probs, cells)
+    if not sums.is_cuda:
+        return lambda: _counts(sums.cpu().numpy(), num, cells)
+    host = torch.empty_like(sums, device="cpu", pin_memory=True).copy_(sums, non_blocking=True)
+    copied = torch.cuda.current_stream(sums.device).record_event()
 
     def finish() -> Counts:
         copied.synchronize()
         return _counts(host.numpy(), num, cells)
 
     return finish
-
-
-@cache
-def _stream_beside(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 Cells = tuple[int, int, int]

@@ -275,13 +275,14 @@ class Evaluation:
         device = next(self.models[trial.networks[0]].parameters()).device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+        label = loaded.label.to(device, non_blocking=True)  # is there when it is needed
         megabytes = None
         try:
             probs, result = self.predict(domain, loaded, trial)
             if device.type == "cuda":
                 memory = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
                 megabytes = memory["peak"] / 2**20
-            counts = start_count(loaded.label, probs)
+            counts = start_count(label.to(probs.device), probs)
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(f"{key.domain}, {key.image}, {trial.method}") from error
         except (ValueError, RuntimeError, TypeError, LookupError, AssertionError) as error:
