@@ -20,9 +20,9 @@ from PIL import Image
 
 from selfadapt import create_method, open_model
 from selfadapt.devices import find_device
-from selfadapt.images import enlarged
+from selfadapt.images import enlarged, read_image
 from selfadapt.methods import Segments
-from selfadapt.predict import predict, read_image, write_result
+from selfadapt.predict import predict, write_result
 from selfadapt.streets import render
 
 Paths = Sequence[Path]

@@ -16,6 +16,14 @@ def process_number() -> tuple[int, int]:
     return int(texts[0]), int(texts[1])
 
 
+def num_cores() -> int:
+    """Return how many cores there are for this process, and each that torchrun started with it."""
+    known = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    started = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, cores // max(1, int(started) if started.isdecimal() else 1))
+
+
 def find_device(name: str) -> torch.device:
     """Return a device by name; ``auto`` takes a GPU if there is one.
 

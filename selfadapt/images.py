@@ -49,9 +49,9 @@ def load_image(
             f"taken out, got {_describe(image)}; leave normalized out for raw images"
         )
     if isinstance(image, str | os.PathLike):
-        return _from_file(Path(image), channels, device)
+        return _unit(_from_file(Path(image), channels, device))
     if isinstance(image, PILImage.Image):
-        return _from_pil(image, channels, device)
+        return _unit(_from_pil(image, channels, device))
     if isinstance(image, np.ndarray):
         image = _from_array(image)
     if isinstance(image, Tensor):
@@ -60,6 +60,20 @@ def load_image(
         "an image must be a path, a PIL image, an array (H, W, C) or a tensor (C, H, W), "
         f"got {_describe(image)}"
     )
+
+
+def read_image(path: Path, channels: int = 3) -> Tensor:
+    """Return an image file ``(channels, H, W)``, as bytes where they hold all of it.
+
+    They take a quarter of the memory, and of the time to a GPU, where ``load_image`` makes the same
+    numbers of them as of the file.
+    """
+    return _from_file(path, channels, None)
+
+
+def _unit(image: Tensor) -> Tensor:
+    """Return bytes as numbers in [0, 1]."""
+    return image / 255 if image.dtype == torch.uint8 else image
 
 
 def _from_file(path: Path, channels: int, device: Device) -> Tensor:
@@ -124,7 +138,7 @@ def _from_pil(picture: PILImage.Image, channels: int, device: Device) -> Tensor:
         )
     levels = np.array(picture.convert("L" if channels == 1 else "RGB"))
     levels = levels.reshape(*levels.shape[:2], channels)
-    return torch.from_numpy(levels).to(device).permute(2, 0, 1) / 255  # bytes travel faster
+    return torch.from_numpy(levels).to(device).permute(2, 0, 1)
 
 
 def _from_array(image: np.ndarray) -> Tensor:

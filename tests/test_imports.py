@@ -21,7 +21,7 @@ ROWS = [
         "result",
         "mixing",
     },
-    {"labels", "recipes", "pacing", "modes"},
+    {"labels", "recipes", "pacing", "modes", "ahead"},
     {"norm", "dropout", "images", "streets"},
     {"models", "data"},
     {"fast"},

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import selfadapt
 from conftest import TinyNet, random_image, seeded
-from selfadapt.images import Image, load_image, to_pil
-from selfadapt.predict import DEFAULT, Segmented, masks_of, predict, read_image, write_result
+from selfadapt.images import Image, load_image, read_image, to_pil
+from selfadapt.predict import DEFAULT, Segmented, masks_of, predict, write_result
 from selfadapt.predict import stream as module
 from selfadapt.predict.stream import AHEAD, WAITING
 from selfadapt.result import Result
@@ -187,9 +187,11 @@ def test_running_out_of_memory_is_raised(
         list(predict(Watched(method, fail), images, bases))
 
 
+@pytest.mark.parametrize("readers", [1, 3])
 def test_reading_and_writing_are_bounded(
-    method: Any, images: list[Path], bases: list[Path], monkeypatch: Any
+    readers: int, method: Any, images: list[Path], bases: list[Path], monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr(module, "num_readers", lambda: readers)
     num_read, num_written, num_called = 0, 0, 0
     read_ahead, unwritten = [], []
 
@@ -214,7 +216,7 @@ def test_reading_and_writing_are_bounded(
     monkeypatch.setattr(module, "read_image", read)
     monkeypatch.setattr(module, "write_result", write)
     list(predict(Watched(method, count), images, bases))
-    assert max(read_ahead) <= AHEAD + 1  # that which the network gets next is one of them
+    assert max(read_ahead) <= AHEAD + readers + 1  # that which the network gets next is one of them
     assert 1 < max(unwritten) <= WAITING
 
 

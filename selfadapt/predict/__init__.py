@@ -4,7 +4,7 @@ from selfadapt.predict.inputs import Input, find_inputs
 from selfadapt.predict.outputs import DEFAULT, OUTPUTS, check_outputs, masks_of, write_result
 from selfadapt.predict.record import Key, PredictFolder
 from selfadapt.predict.run import Run, Summary
-from selfadapt.predict.stream import Segmented, predict, read_image
+from selfadapt.predict.stream import Segmented, predict
 
 __all__ = [
     "DEFAULT",
@@ -19,6 +19,5 @@ __all__ = [
     "find_inputs",
     "masks_of",
     "predict",
-    "read_image",
     "write_result",
 ]

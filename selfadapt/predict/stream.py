@@ -1,6 +1,5 @@
 """The loop from images to masks: reading and writing go on while the network works."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from selfadapt.images import Image, load_image
+from selfadapt.ahead import num_readers, read_ahead
+from selfadapt.devices import num_cores
+from selfadapt.images import Image, read_image
 from selfadapt.models.interface import Interface
 from selfadapt.predict.outputs import DEFAULT, Masks, masks_of, write_result
 from selfadapt.result import Result
 
 AHEAD = 2
-"""How many images are read before the network gets to them."""
-WAITING = 4
+"""How many images or frames are taken from where they are read before the network gets to them."""
+WAITING = 8
 """How many results are being written or wait for it; the network waits rather than add to them."""
 
 
@@ -68,15 +68,18 @@ def image_units(
     bases: Sequence[Path],
     outputs: Sequence[str],
 ) -> Units:
-    """Read image files, one after the other."""
-    read = read_image if _takes_color(method) else Path  # which leaves the reading to the method
-    for path, base in zip(images, bases, strict=True):
-        image: Image | Exception
+    """Read image files."""
+    in_color = _takes_color(method)
+
+    def read(path: Path) -> Image | Exception:
         try:
-            image = read(path)
+            return read_image(path) if in_color else path  # which the method reads itself
         except (ValueError, FileNotFoundError) as error:
-            image = error
-        yield Unit(path, image, partial(write_result, base=base, outputs=outputs))
+            return error
+
+    with closing(read_ahead(read, images, num_readers())) as every:
+        for path, base, image in zip(images, bases, every, strict=True):
+            yield Unit(path, image, partial(write_result, base=base, outputs=outputs))
 
 
 def stream(
@@ -91,7 +94,7 @@ def stream(
     end closes the generator, which ends its threads; what they have begun to write becomes whole.
     """
     waiting: deque[tuple[Any, Future[Segmented] | Exception]] = deque()
-    num_writers = min(WAITING, os.cpu_count() or 1)
+    num_writers = min(WAITING, num_cores())
     with closing(units), _threads(1) as reader, _threads(num_writers) as writers:
         try:
             for unit in _ahead(reader, units):
@@ -108,17 +111,6 @@ def stream(
             yield from _rest(waiting)
             raise
         yield from _rest(waiting)
-
-
-def read_image(path: Path) -> Tensor:
-    """Return an image file ``(3, H, W)``, as bytes where they hold all of it.
-
-    They take a quarter of the memory, and of the time to a GPU, where they become the same numbers
-    as those of the file.
-    """
-    image = load_image(path)
-    levels = (image * 255).round().byte()
-    return levels if torch.equal(levels / 255, image) else image
 
 
 def _takes_color(method: Callable[[Image], Result]) -> bool:

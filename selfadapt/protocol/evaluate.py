@@ -32,6 +32,7 @@ from rich.progress import (
 )
 from torch import Tensor
 
+from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.data import Sample
 from selfadapt.devices import find_device, process_number
 from selfadapt.images import enlarged, load_image
@@ -233,7 +234,7 @@ class Evaluation:
     def _read(
         self, domain: Domain, numbers: Sequence[int]
     ) -> Iterator[tuple[int, Loaded | Exception]]:
-        """Yield images with labels, reading the next while one is dealt with."""
+        """Yield images with labels, by their number."""
 
         def read(number: int) -> Loaded | Exception:
             try:
@@ -241,17 +242,8 @@ class Evaluation:
             except (ValueError, OSError) as error:
                 return error
 
-        pool = ThreadPoolExecutor(1)
-        try:
-            ahead = pool.submit(read, numbers[0]) if numbers else None
-            for place, number in enumerate(numbers):
-                assert ahead is not None
-                loaded = ahead.result()
-                if place + 1 < len(numbers):
-                    ahead = pool.submit(read, numbers[place + 1])
-                yield number, loaded
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        with closing(read_ahead(read, numbers, num_readers())) as every:
+            yield from zip(numbers, every, strict=True)
 
     def predict(self, domain: Domain, loaded: Loaded, trial: Trial) -> tuple[Tensor, Result]:
         """Return the probabilities of the classes to score, and the method's result."""

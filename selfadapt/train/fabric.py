@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from selfadapt.devices import num_cores
 from selfadapt.extras import need
 
 if TYPE_CHECKING:
@@ -51,10 +52,8 @@ def num_workers(given: int | None, world: int) -> int:
     """Return how many processes read images for each training process."""
     if given is not None:
         return given
-    known = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    return max(1, min(16, cores // local))
+    started = 1 if "LOCAL_WORLD_SIZE" in os.environ else world  # by torchrun, which is counted
+    return max(1, min(16, num_cores() // started))
 
 
 @contextmanager
