@@ -27,7 +27,7 @@ from selfadapt.checks import check_number
 from selfadapt.episode import Episode
 from selfadapt.fast import Fast
 from selfadapt.fast.graphs import RECORD_AT, Maps
-from selfadapt.method import Method, brought_back, check_steps, probs_at
+from selfadapt.method import DIVERGED, Method, brought_back, check_steps, probs_at
 from selfadapt.models.families import adapted_parameters
 from selfadapt.models.interface import Interface, lent
 from selfadapt.modes import MODES, ModeName
@@ -217,7 +217,7 @@ def _trouble(views_failed: bool, losses: Sequence[float]) -> str | None:
     if views_failed:
         return "the views' predictions are not finite"
     if not all(map(isfinite, losses)):
-        return "the loss became infinite, lr may be too high"
+        return DIVERGED
     return None
 
 

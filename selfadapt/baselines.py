@@ -92,7 +92,7 @@ class TTA(Method):
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         if not maps["fused"].isnan().any():
             probs = brought_back(maps["fused"], size)
-            return Result(probs=probs, fused_probs=probs)
+            return Result(probs=probs, fused_probs=probs.clone())
         logits, notes = self._rescue(image, "the views' predictions are not finite")
         return Result(probs=probs_at(logits, size), notes=notes)
 
@@ -218,6 +218,7 @@ class Ensemble:
             for network in networks
         )
         self.notes = tuple(dict.fromkeys(n for member in self.members for n in member.notes))
+        self.interface = self.members[0].interface
 
     def __repr__(self) -> str:
         return f"Ensemble of {len(self.members)}, each\n{self.members[0]!r}"

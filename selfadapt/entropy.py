@@ -85,7 +85,8 @@ class EntropyMin(_MinimisesEntropy):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(model, steps=steps, lr=lr, alpha=alpha, **common)
-        self._tune(adapted_parameters(self.model, adapt))
+        released = self.mode == "official"
+        self._tune(adapted_parameters(self.model, adapt, released=released))
 
 
 class Tent(_MinimisesEntropy):
@@ -147,7 +148,8 @@ class MEMO(_MinimisesEntropy):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(model, steps=steps, lr=lr, alpha=alpha, **common)
-        self._tune(adapted_parameters(self.model, adapt))
+        released = self.mode == "official"
+        self._tune(adapted_parameters(self.model, adapt, released=released))
         self.views = self._choose_views(scales, views)
 
     def _loop_statistics(self) -> AbstractContextManager[Any]:

@@ -136,7 +136,7 @@ class Episode:
         try:
             with self._shortcuts(reuse), images_in_batch(len(x)):
                 return functional_call(self._runner, self._state, (work,))
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError, LookupError, AttributeError) as error:
             size = f"{image.shape[-1]}x{image.shape[-2]}"
             error.add_note(f"while the network ran on an image of {size} pixels; {_advice(error)}")
             raise
@@ -209,12 +209,13 @@ def _kernels_of_convolutions(model: nn.Module) -> list[str]:
     return [f"{name}.weight" for name, module in modules if isinstance(module, nn.Conv2d)]
 
 
-def _advice(error: RuntimeError) -> str:
+def _advice(error: Exception) -> str:
     if "use_reentrant" in str(error):
         return "no gradients pass such checkpoints: set use_reentrant=False in the network"
     if "should be the same" in str(error):
         return "it casts its input itself, but is run in float32: give model.float() without that"
-    return (
+    called = "" if isinstance(error, RuntimeError) else "it is called as model(images); "
+    return called + (
         "if it takes certain sizes only, say so with interface=Interface(divisor=... or "
         "size=(H, W))"
     )

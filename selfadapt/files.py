@@ -5,14 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Write a file aside and move it into place at the end, so that it is never half there."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
-    if path.is_dir():
-        raise IsADirectoryError(f"a file is to be written, but {path} is a folder")
+    check_output(path, overwrite=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield aside
@@ -25,6 +27,35 @@ def written_whole(path: Path) -> Iterator[Path]:
         ) from error
     finally:
         aside.unlink(missing_ok=True)
+
+
+def check_output(path: Path, *, overwrite: bool) -> None:
+    """Say before the work, not after it, why a file cannot be written."""
+    if path.is_dir():
+        raise IsADirectoryError(f"a file is to be written, but {path} is a folder")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
+    if path.exists() and not overwrite:
+        raise FileExistsError(
+            f"{path} would be replaced; choose another name or say --overwrite "
+            "(in Python: overwrite=True)"
+        )
+
+
+def lock(file: int) -> bool:
+    """Keep other processes from locking an open file; return False where one has done so.
+
+    Where the system or the disk knows no locks there is nothing to keep them from it.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # this disk knows none
+        pass
+    return True
 
 
 def make_folder(path: Path) -> None:

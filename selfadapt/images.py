@@ -114,10 +114,11 @@ def readable_formats() -> tuple[str, ...]:
 def _from_pil(picture: PILImage.Image, channels: int, device: Device) -> Tensor:
     if 0 in picture.size:
         raise ValueError(f"an image must have pixels, got a picture of size {picture.size}")
+    in_memory = picture.format is None
     picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I"):  # 16 bits of gray, in mode "I" also 8
+    if picture.mode.startswith("I"):  # 16 bits of gray; "I" that is from no file may also have 8
         levels = np.asarray(picture).astype(np.float32)
-        if picture.mode == "I" and levels.max() <= 255:
+        if picture.mode == "I" and in_memory and levels.max() <= 255:
             levels *= 257
         if levels.min() < 0 or levels.max() > 65535:
             raise ValueError(
@@ -142,6 +143,7 @@ def _from_pil(picture: PILImage.Image, channels: int, device: Device) -> Tensor:
 
 
 def _from_array(image: np.ndarray) -> Tensor:
+    image = np.asarray(image)  # a matrix has two dimensions, whatever one does
     if image.ndim == 2:
         image = image[..., None]
     if image.ndim != 3:
@@ -222,7 +224,7 @@ def enlarged(image: PILImage.Image, scale: float) -> PILImage.Image:
     """Resize a picture by a factor, with PIL's bilinear filter."""
     if scale == 1:
         return image
-    size = (round(image.width * scale), round(image.height * scale))
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     return image.resize(size, PILImage.Resampling.BILINEAR)
 
 

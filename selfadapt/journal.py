@@ -9,10 +9,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from zlib import crc32
+
+from selfadapt.files import lock
 
 Row = dict[str, Any]
 K = TypeVar("K", bound=tuple)
@@ -147,13 +148,7 @@ def _rows(path: Path, start: int) -> Iterator[tuple[Row, int]]:
 def lock_rows(path: Path) -> int:
     """Open a file of rows to append to, which no other process can do until it is closed."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        flock(file, LOCK_EX | LOCK_NB)
-    except BlockingIOError as error:
+    if not lock(file):
         os.close(file)
-        raise ValueError(
-            f"another process writes to {path}; wait for it, or give another folder"
-        ) from error
-    except OSError:  # this disk knows no locks
-        pass
+        raise ValueError(f"another process writes to {path}; wait for it, or give another folder")
     return file

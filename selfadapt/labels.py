@@ -157,6 +157,21 @@ def class_names(classes: int | str | Sequence[str]) -> tuple[str, ...]:
     return class_space(classes).names
 
 
+def predicted_names(classes: Sequence[str] | None, number: int) -> tuple[str, ...]:
+    """Return the names of a number of predicted classes, made up where they are not known.
+
+    Example:
+        >>> predicted_names(["road"], 2)  # a network with one output channel
+        ('background', 'road')
+    """
+    names = tuple(classes or class_names(number))
+    if len(names) == 1:  # one output channel is two classes
+        names = ("background", "foreground" if names == class_names(1) else names[0])
+    if len(names) != number:
+        raise ValueError(f"the network predicts {number} classes, but {len(names)} are named")
+    return names
+
+
 def class_colors(names: Sequence[str]) -> list[tuple[int, int, int]]:
     """Return a colour for each class: Cityscapes' own where it has one, else well apart hues."""
     return [CITYSCAPES_COLORS.get(name, _hue(index)) for index, name in enumerate(names)]

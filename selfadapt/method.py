@@ -36,6 +36,8 @@ from selfadapt.views import Size, View, size_of, undo_together, usable_views
 
 SETTINGS = (bool, int, float, str, tuple, type(None))
 """Kinds of attributes that what was recorded for an image depends on."""
+DIVERGED = "the loss became infinite, lr may be too high"
+"""What no wider numbers would help against."""
 
 
 class Overflow(ArithmeticError):
@@ -75,7 +77,7 @@ class Method(ABC):
     on_step: Callable[[int, float], None] | None = None
     """Called after each gradient step with its number, from 1, and the loss before it. Raise
     ``Stopped`` in it to give the image up. Where shortcuts fail, steps begin anew."""
-    _callers_error: Exception | None = None
+    _callers_error: int | None = None  # its id: it would hold on to all that led to it
 
     def __init__(
         self,
@@ -91,21 +93,35 @@ class Method(ABC):
         check_model(model)
         check_mode(mode, max_pixels)
         self.model = unwrapped(model)
-        self.mode = mode
+        self._mode: ModeName = mode
         self.max_pixels = max_pixels or MAX_PIXELS
         self.compare = compare
         self.fast = _fast(fast)
         self.alpha = alpha
-        self.san = find_san(self.model, alpha)
         self.interface, self._draws, self._writes = self._detect(interface)
         if self._draws:  # what is random differs from run to run
             self.fast = replace(self.fast, reuse=False, graphs=False)
         self._graphs = Graphs(self.model)
         self.notes = self._model_notes(interface)
 
+    @property
+    def alpha(self) -> Alpha:
+        """Weight of the image statistics in SaN."""
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, alpha: Alpha) -> None:
+        self.san = find_san(self.model, alpha)
+        self._alpha = alpha
+
+    @property
+    def mode(self) -> ModeName:
+        """``paper`` or ``official``; another takes another method, with other defaults."""
+        return self._mode
+
     def __repr__(self) -> str:
         own = (*inspect.signature(type(self)).parameters, "mode", "max_pixels")
-        shown = [n for n in own if n in vars(self) and n not in ("model", "views", "interface")]
+        shown = [n for n in own if hasattr(self, n) and n not in ("model", "views", "interface")]
         settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in dict.fromkeys(shown))
         text = f"{type(self).__name__}({type(self.model).__name__}, {settings})"
         if views := getattr(self, "views", None):
@@ -144,6 +160,7 @@ class Method(ABC):
 
         A shortcut that a network cannot take is not taken again.
         """
+        self._callers_error = None
         try:
             return self._try(image, size)
         except Overflow:
@@ -154,7 +171,7 @@ class Method(ABC):
             raise
         except Exception as error:
             runs = not image.is_cuda and isinstance(error, RuntimeError)
-            if self.fast == PLAIN or runs or error is self._callers_error:
+            if self.fast == PLAIN or runs or id(error) == self._callers_error:
                 raise
             shortcuts = self.fast
             self._take_shortcuts(PLAIN)
@@ -208,7 +225,7 @@ class Method(ABC):
             The interface, whether it draws random numbers, and whether it writes to its weights.
         """
         device = next(self.model.parameters(), torch.empty(0)).device
-        with seeded(0, device):
+        with held(self.model), seeded(0, device):  # in this order, as in a call
             before = random_state(device)
             interface = detect(self.model, given)
             writes = Probe(self.model).writes(interface)
@@ -293,7 +310,7 @@ class Method(ABC):
         try:
             self.on_step(number, loss)
         except Exception as error:
-            self._callers_error = error
+            self._callers_error = id(error)
             raise
 
     def _sound(
@@ -306,7 +323,7 @@ class Method(ABC):
 
     def _rescue(self, image: Tensor, trouble: str) -> tuple[Tensor, tuple[str, ...]]:
         """Return the logits of SaN, or else of the source network, and a note of what happened."""
-        if trouble.endswith("not finite"):
+        if trouble != DIVERGED:
             self._check_overflow(image)
         with lent(self.model):
             with self._lent_san():
@@ -315,8 +332,8 @@ class Method(ABC):
                 return logits, (f"{trouble}: this is the prediction with SaN, without adaptation",)
             logits = self._source(image)
         if finite(logits):
-            note = f"{trouble}, nor is SaN's: this is the prediction of the network as trained"
-            return logits, (note,)
+            trouble += ", and SaN's prediction is not finite"
+            return logits, (f"{trouble}: this is the prediction of the network as trained",)
         raise ValueError("the network's own prediction for this image is not finite")
 
     def _check_overflow(self, image: Tensor) -> None:

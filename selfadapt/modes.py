@@ -55,4 +55,7 @@ def within_budget(image: Tensor, mode: ModeName, max_pixels: int) -> Tensor:
         return image
     if (size := MODES[mode].size) is not None:
         return pil_resize(image, size)
-    return resize(image, (max(1, int(height * shrink)), max(1, int(width * shrink))))
+    short, long = sorted((height, width))
+    short = max(1, int(short * shrink))
+    long = min(int(long * shrink), max_pixels // short)  # a side of one pixel shrinks no more
+    return resize(image, (short, long) if height <= width else (long, short))

@@ -125,10 +125,15 @@ class SaN:
     bias: Tensor | None
     eps: float
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``(B, C, ...)`` features, each sample with its own statistics."""
-        if self.training:
-            return super().forward(x)  # type: ignore[misc]
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Normalise ``(B, C, ...)`` features, each sample with its own statistics.
+
+        What a BatchNorm of another make takes beside or instead of these is left to it.
+        """
+        x = input
+        usual = isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] == len(self.running_mean)
+        if self.training or args or kwargs or not usual:
+            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
         images = _images.get()
         if images is None or x.shape[0] == images:
             return self._normalized(x)
@@ -277,6 +282,8 @@ def find_san(model: nn.Module, alpha: Alpha) -> SaNReport:
                 report.left[name] = "compiled by TorchScript"
         elif isinstance(getattr(module, "running_mean", None), nn.UninitializedBuffer):
             report.left[name] = f"{kind} has not seen an input yet"
+        elif _has_source_statistics(module) and "forward" in vars(module):
+            report.left[name] = f"{kind} has another forward in the place of its own"
         elif _has_source_statistics(module):
             value = _alpha_of(name, alpha)
             if value is None:

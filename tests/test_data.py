@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -15,6 +16,7 @@ import trees
 from selfadapt.data import DATASETS, DataConfig, Dataset, open_dataset
 from selfadapt.data.layouts import find_files
 from selfadapt.data.reading import read_label, read_picture, size_of_file
+from selfadapt.images import load_image
 from selfadapt.labels import ClassSpace
 from selfadapt.streets import LOOKS, render
 
@@ -655,3 +657,14 @@ def test_every_dataset_can_be_asked_for() -> None:
 def test_trees_write_what_they_say(tmp_path: Path) -> None:
     path = trees.write_synthia_label(tmp_path / "a.png", (1,))
     assert struct.unpack(">IIBB", path.read_bytes()[16:26]) == (6, 4, 16, 2)
+
+
+def test_pictures_are_read_as_those_to_segment_are(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    Image.new("RGBA", (8, 8), (200, 0, 0, 0)).save(tmp_path / "clear.png")
+    Image.fromarray((ramp / 65535).astype(np.float32)).save(tmp_path / "float.tif")
+    for name in ("deep.png", "clear.png", "float.tif"):
+        expected = load_image(tmp_path / name)
+        found = load_image(read_picture(tmp_path / name))
+        torch.testing.assert_close(found, expected, atol=0.6 / 255, rtol=0, msg=name)

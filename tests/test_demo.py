@@ -195,3 +195,10 @@ def test_agreement_is_the_share_of_equal_labels() -> None:
     change = Change.of("a", other, source)
     assert (change.agreement, change.confidence) == (0.5, 0.875)
     assert [c.text for c in changes("x", [change]).rows[0]] == ["a", "50.0%", "87.5%", "0"]
+
+
+def test_a_network_with_one_output_is_shown_as_two_classes(tmp_path: Path) -> None:
+    to_pil(random_image(24, 32)).save(tmp_path / "street.png")
+    model = seeded(lambda: TinyNet(1))
+    report, _ = demo_images(tmp_path / "out", [tmp_path / "street.png"], model, ["crack"], steps=1)
+    assert "crack" in report.read_text()

@@ -8,7 +8,8 @@ import torch
 from PIL import Image as PILImage
 
 from conftest import random_image
-from selfadapt.images import colored, load_image, overlay, to_pil
+from selfadapt.images import colored, enlarged, load_image, overlay, to_pil
+from selfadapt.modes import within_budget
 
 
 @pytest.fixture
@@ -156,3 +157,29 @@ def test_a_file_that_may_not_be_read_is_said_so(tmp_path: Path, monkeypatch: Any
     monkeypatch.setattr(PILImage, "open", refuse)
     with pytest.raises(ValueError, match=r"a.png may not be read: Permission denied"):
         load_image(path)
+
+
+def test_a_dark_file_of_16_bits_stays_dark(tmp_path: Path) -> None:
+    dark = np.full((4, 5), 200, np.uint16)
+    PILImage.fromarray(dark).save(tmp_path / "dark.png")
+    (tmp_path / "dark.pgm").write_bytes(b"P5 5 4 65535\n" + dark.astype(">u2").tobytes())
+    for name in ("dark.png", "dark.pgm"):
+        assert float(load_image(tmp_path / name).max()) == pytest.approx(200 / 65535), name
+    of_8_bits = PILImage.fromarray(dark.astype(np.int32))
+    assert float(load_image(of_8_bits).max()) == pytest.approx(200 / 255)
+
+
+def test_a_matrix_is_an_array() -> None:
+    gray = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    assert torch.equal(load_image(np.asmatrix(gray)), load_image(gray))
+
+
+def test_a_pixel_stays_one_however_it_is_shrunk() -> None:
+    assert enlarged(PILImage.new("RGB", (1, 7)), 0.3).size == (1, 2)
+
+
+@pytest.mark.parametrize("size", [(1, 100000), (100000, 1), (3, 4000), (500, 7), (200, 300)])
+def test_no_image_has_more_pixels_than_allowed(size: tuple[int, int]) -> None:
+    height, width = within_budget(torch.zeros(3, *size), "paper", 1000).shape[1:]
+    assert 700 < height * width <= 1000
+    assert (height < width) == (size[0] < size[1])

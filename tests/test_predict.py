@@ -344,3 +344,17 @@ def test_more_than_256_classes_are_written_in_16_bits(tmp_path: Path) -> None:
     write_result(Result(probs=probs), random_image(8, 8), tmp_path / "a")
     label = np.asarray(PILImage.open(tmp_path / "a_label.png"))
     assert np.array_equal(label, probs.argmax(dim=0).numpy())
+
+
+@pytest.mark.parametrize("channels", [2, 6])
+def test_what_no_picture_holds_is_shown_by_its_first_channels(
+    channels: int, tmp_path: Path
+) -> None:
+    image = random_image(24, 32, channels)
+    result = selfadapt.create_method("san", seeded(lambda: TinyNet(channels=channels)))(image)
+    write_result(result, image, tmp_path / "x")
+    shown = image[:3] if channels > 3 else image[:1].expand(3, -1, -1)
+    painted = np.asarray(PILImage.open(tmp_path / "x_color.png")).astype(int)
+    overlay = np.asarray(PILImage.open(tmp_path / "x_overlay.png")).astype(int)
+    expected = (painted + 255 * shown.permute(1, 2, 0).numpy()) / 2
+    assert np.abs(overlay - expected).max() <= 2

@@ -35,6 +35,7 @@ from evaluations import (
     small,
 )  # fmt: skip
 from runs import CLASSES, IGNORE, rows, run_cli, write_domain, write_recipe
+from selfadapt.baselines import Source
 from selfadapt.data import Dataset
 from selfadapt.labels import CLASS_SPACES
 from selfadapt.models.checkpoint import load_model, save_model
@@ -928,3 +929,30 @@ def test_equal_trials_are_one(place: Place, tmp_path: Path) -> None:
     table = rows(run / "tables/domains.csv")
     assert [row["mIoU"] for row in table[:2]] == [row["mIoU"] for row in table[2:]]
     assert Trial("san", ("one",), {"alpha": 1}).key == Trial("san", ("one",), {"alpha": 1.0}).key
+
+
+def test_a_network_with_one_output_is_scored_as_two_classes(place: Place, tmp_path: Path) -> None:
+    """Its class is that of pixels which are more likely than not of it."""
+    model = create_model("deeplabv1_resnet18_slim", classes=["car"])
+    save_model(model, tmp_path / "binary.safetensors")
+    content = small(
+        place,
+        networks={"one": {"place": str(tmp_path / "binary.safetensors")}},
+        classes=["background", "car"],
+        methods=[{"method": "source"}],
+    )
+    run = evaluated(content, tmp_path / "run")
+    (row,) = [r for r in rows(run / "tables/domains.csv") if r["domain"] == "dim"]
+    hits = cars = 0
+    for path in sorted((place.root / "dim/images").iterdir()):
+        label = np.asarray(Image.open(place.root / "dim/labels" / path.name))
+        there = label == CLASSES.index("car")
+        hits += int((Source(model)(path).label.numpy() == 1)[there].sum())
+        cars += int(there.sum())
+    assert 0 < hits < cars
+    assert float(row["mIoU"]) == pytest.approx(hits / cars, abs=1e-4)
+
+
+def test_one_class_alone_cannot_be_scored(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="two classes or more must be scored, got road"):
+        evaluated(small(place, classes=["road"]), tmp_path / "run")

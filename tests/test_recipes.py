@@ -186,6 +186,8 @@ TARGETS: dict[str, tuple[DataConfig, list[str] | None]] = {
     "a folder": (data("folder", "all", "/data/camvid"), ["/data/camvid"]),
     "a folder spelled otherwise": (data("folder", "all", "/data/x/../camvid/"), ["/data/camvid"]),
     "a folder of the home": (data("folder", "all", "~/camvid"), [str(Path.home() / "camvid")]),
+    "a folder that a dataset is found in": (data("folder", "all", "/data"), ["/data/camvid"]),
+    "a dataset that is found in a folder": (data("folder", "all", "/data/camvid"), ["/data"]),
     "the folder of a dataset": (data("wilddash", "all", "/data/wd"), ["/data/wd"]),
 }
 
@@ -277,6 +279,11 @@ def test_a_value_out_of_range_is_named(case: str) -> None:
     changes, message = VALUES[case]
     with pytest.raises(ValueError, match=message):
         TrainConfig(**{"model": MODEL, "source": GTA, **changes})
+
+
+def test_a_class_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="two classes or more to tell apart, got road"):
+        ModelConfig(name="deeplabv1_resnet18_slim", classes=["road"])
 
 
 @pytest.mark.parametrize(

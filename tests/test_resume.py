@@ -610,3 +610,14 @@ def test_a_validation_domain_without_labels_is_refused(
         Image.fromarray(np.full((64, 96), 255, np.uint8)).save(path)
     with pytest.raises(ValueError, match="no pixel of folder/all has a class of the network's"):
         train(as_config({**content, "validation": domain(empty)}), tmp_path / "run")
+
+
+def test_a_disk_that_knows_no_locks_can_be_trained_on(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    train(as_config(content), tmp_path / "run")
+    assert (tmp_path / "run/best.safetensors").exists()

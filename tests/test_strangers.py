@@ -3,6 +3,10 @@
 import copy
 import gc
 import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -330,3 +334,263 @@ def test_what_a_network_must_not_do_is_said(build: Any, advice: str, image: Tens
 def test_an_unknown_activation_is_refused(activated: Any) -> None:
     with pytest.raises(ValueError, match="activated must be True, False or 'sigmoid'"):
         Interface(activated=activated)
+
+
+class Box(nn.Module):
+    """Leaves its features in something that others have as well."""
+
+    def __init__(self, put: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self.body, self.put = conv(3, 8), put
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x).relu()
+        self.put(y)
+        return y
+
+
+class Shelf(nn.Module):
+    """Adds to what a frozen layer has put away, in its place."""
+
+    def __init__(self, place: Any, key: Any) -> None:
+        super().__init__()
+        self.place, self.key = place, key
+        self.box = Box(self.put)
+        self.box.place = place
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def put(self, y: Tensor) -> None:
+        inner = self.place
+        if isinstance(inner, SimpleNamespace):
+            inner.y = y
+            return
+        for key in self.key[:-1]:
+            inner = inner[key]
+        inner[self.key[-1]] = y
+
+    def get(self) -> Tensor:
+        inner = self.place
+        if isinstance(inner, SimpleNamespace):
+            return inner.y
+        for key in self.key:
+            inner = inner[key]
+        return inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.head(self.box(x))
+        self.put(self.get() + scores.mean(dim=1, keepdim=True))
+        return scores + self.get().mean(dim=1, keepdim=True) * torch.ones(4, 1, 1).cumsum(0)
+
+
+class Dilated(nn.Module):
+    """Runs one frozen convolution in two ways, which it sets from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.shared, self.head = conv(3, 8), conv(8, 8), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, found = self.body(x).relu(), []
+        for side in (1, 3):
+            self.shared.dilation = self.shared.padding = (side, side)
+            found.append(self.shared(x))
+        return self.head(torch.cat(found, dim=1))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Shelf(SimpleNamespace(y=None), ()),
+        lambda: Shelf(deque([None]), (0,)),
+        lambda: Shelf({"a": {"b": None}}, ("a", "b")),
+        lambda: Shelf({"a": [None]}, ("a", 0)),
+        Dilated,
+    ],
+    ids=["object", "deque", "dict in dict", "list in dict", "attribute set from outside"],
+)
+def test_shortcuts_see_what_frozen_layers_share_with_others(build: Any) -> None:
+    model, image = seeded(build), random_image(24, 28)
+    fast, plain = (
+        SelfAdapt(model, adapt=["head"], steps=3, fast=fast, **QUICK)(image)
+        for fast in (True, False)
+    )
+    assert fast.losses == pytest.approx(plain.losses, rel=1e-5)
+    torch.testing.assert_close(fast.probs, plain.probs)
+
+
+class Stored(nn.Module):
+    """Writes to tensors in containers of its own, and draws from dice of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = conv(3, 8), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+        self.kept = {"list": [torch.zeros(1)], "count": deque([0])}
+        self.dice = torch.Generator().manual_seed(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept["list"][0] += x.mean()
+        self.kept["count"].append(1)
+        noise = torch.rand(1, generator=self.dice)
+        return self.head(self.norm(self.body(x)).relu()) * (1 + noise)
+
+
+def test_what_a_network_holds_deep_inside_stays_as_it_was(image: Tensor) -> None:
+    model = seeded(Stored)
+    state = model.dice.get_state()
+    method = SelfAdapt(model, steps=2, **QUICK)
+    one, other = method(image), method(image)
+    assert torch.equal(one.probs, other.probs)
+    assert float(model.kept["list"][0]) == 0
+    assert model.kept["count"] == deque([0])
+    assert torch.equal(model.dice.get_state(), state)
+
+
+def resnet(**stem: nn.Module) -> nn.Module:
+    """Return what has the stages of a ResNet, after this stem."""
+    stages = {f"layer{n}": nn.Conv2d(4, 4, 1) for n in range(1, 5)}
+    model = nn.Module()
+    for name, module in {**stem, **stages, "head": nn.Conv2d(4, 2, 1)}.items():
+        model.add_module(name, module)
+    return model
+
+
+@pytest.mark.parametrize("names", [("conv1", "bn1", "conv2", "bn2"), ("layer0",), ("stem",)])
+def test_the_stem_of_a_resnet_is_frozen_whatever_it_is_called(names: tuple[str, ...]) -> None:
+    model = resnet(**{name: nn.Conv2d(4, 4, 1) for name in names}, pool=nn.MaxPool2d(2))
+    selection = adapted_parameters(model)
+    layers = list(dict.fromkeys(name.partition(".")[0] for name in selection.names))
+    assert layers == ["layer3", "layer4", "head"]
+    assert selection.reason == f"ResNet: all but {', '.join((*names, 'layer1', 'layer2'))}"
+
+
+def test_two_backbones_are_both_frozen_below() -> None:
+    model = nn.ModuleDict({"color": resnet(conv1=conv(3, 4)), "depth": resnet(conv1=conv(1, 4))})
+    names = adapted_parameters(model).names
+    layers = {name.rpartition(".")[0] for name in names}
+    below = ("layer3", "layer4", "head")
+    assert layers == {f"{path}.{one}" for path in ("color", "depth") for one in below}
+
+
+class Conditional(nn.BatchNorm2d):
+    """Takes something beside the features."""
+
+    def forward(self, input: Tensor, scale: float = 1.0) -> Tensor:
+        return scale * super().forward(input)
+
+
+class Unusual(nn.Module):
+    """Calls BatchNorm in other ways than others do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.other = conv(3, 8), nn.BatchNorm2d(8), Conditional(8)
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(input=self.body(x)).relu()
+        return self.head(self.other(y, 2.0) + self.other(y, scale=3.0))
+
+
+@pytest.mark.parametrize("method", ["source", "san", "self-adapt"])
+def test_batchnorm_may_be_called_in_other_ways(method: str, image: Tensor) -> None:
+    result = selfadapt.create_method(method, seeded(Unusual))(image)
+    torch.testing.assert_close(result.probs.sum(dim=0), torch.ones(image.shape[1:]))
+
+
+def test_a_batchnorm_whose_forward_is_replaced_is_not_said_to_be_mixed(tiny: nn.Module) -> None:
+    """As some libraries do that move layers between devices."""
+    norm = next(module for module in tiny.modules() if isinstance(module, nn.BatchNorm2d))
+    norm.forward = norm.forward
+    report = SaNOnly(tiny).san
+    assert len(report.converted) == 1
+    assert "another forward in the place of its own" in str(report)
+
+
+class Named(nn.Module):
+    """Returns an object, with an edge map beside the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.edge, self.head = conv(3, 8), nn.Conv2d(8, 1, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.body(x)
+        return SimpleNamespace(edge=self.edge(y), out=self.head(y))
+
+
+def test_scores_are_found_by_the_name_of_an_attribute(image: Tensor) -> None:
+    assert len(Source(seeded(Named))(image).probs) == 4
+
+
+@pytest.mark.parametrize("error", [AssertionError, IndexError, AttributeError])
+def test_a_network_that_fails_for_its_own_reasons_is_explained(
+    error: type[Exception], tiny: nn.Module, image: Tensor
+) -> None:
+    method = Source(tiny)
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    with tiny.register_forward_pre_hook(fail), pytest.raises(error) as caught:
+        method(image)
+    assert "it is called as model(images)" in caught.value.__notes__[0]
+
+
+def test_threads_that_make_and_use_methods_do_not_wait_for_ever(image: Tensor) -> None:
+    model = seeded(lambda: nn.Sequential(conv(3, 8), nn.ReLU(), nn.Conv2d(8, 4, 1)))
+    dropping = selfadapt.create_method("mc-dropout", model, passes=2)
+    pool = ThreadPoolExecutor(2)
+    used = pool.submit(lambda: [dropping(image) for _ in range(40)])
+    made = pool.submit(lambda: [Source(model) for _ in range(40)])
+    assert len(used.result(timeout=60)) == len(made.result(timeout=60)) == 40
+    pool.shutdown()
+
+
+def test_an_interface_of_the_network_is_filled_in_by_its_library() -> None:
+    model = nn.Conv2d(3, 4, 1)
+    model.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+    model.interface = Interface(output=lambda output: output)
+    method = Source(model)
+    assert (method.interface.mean, method.interface.std) == ((0.5,) * 3, (0.25,) * 3)
+
+
+def test_half_a_normalisation_is_an_assumption() -> None:
+    notes = Source(nn.Conv2d(3, 4, 1), interface=Interface(mean=(0.5,) * 3)).notes
+    assert "assumed" in notes[0]
+
+
+def test_alpha_may_be_set_and_the_mode_may_not(tiny: nn.Module, image: Tensor) -> None:
+    method = SaNOnly(tiny, alpha=0.0)
+    method.alpha = 1.0
+    assert "alpha=1.0" in repr(method)
+    assert torch.equal(method(image).probs, SaNOnly(tiny, alpha=1.0)(image).probs)
+    with pytest.raises(ValueError, match="alpha must lie"):
+        method.alpha = 2.0
+    assert method.alpha == 1.0
+    with pytest.raises(AttributeError):
+        method.mode = "official"
+
+
+def test_an_error_of_the_caller_goes_with_its_features(tiny: nn.Module, image: Tensor) -> None:
+    method, found = SelfAdapt(tiny, steps=2, **QUICK), []
+
+    def fail(number: int, loss: float) -> None:
+        large = torch.zeros(100)
+        found.append(ref(large))
+        raise KeyError("theirs")
+
+    method.on_step = fail
+    with pytest.raises(KeyError):
+        method(image)
+    gc.collect()
+    assert found[0]() is None
+
+
+def test_entropy_tunes_the_layers_self_adaptation_does() -> None:
+    model = selfadapt.create_model("hrnet_w18", classes=2)
+    for mode in ("paper", "official"):
+        names = {
+            name: selfadapt.create_method(name, model, mode=mode, interface=KNOWN).selection.names
+            for name in ("self-adapt", "entropy", "memo")
+        }
+        assert names["self-adapt"] == names["entropy"] == names["memo"]

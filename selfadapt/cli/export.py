@@ -9,7 +9,7 @@ from selfadapt.bench import parse_size
 from selfadapt.cli.opening import model_arguments, open_models
 from selfadapt.cli.verbs import Verb
 from selfadapt.export.trace import SIZES, check_exportable, trace
-from selfadapt.export.writing import check_output, write_onnx, write_program
+from selfadapt.export.writing import checked_path, write_onnx, write_program
 from selfadapt.methods import check_method
 from selfadapt.norm import Alpha, check_alpha
 
@@ -57,7 +57,7 @@ def _files(args: Namespace) -> dict[str, Path]:
     files = {kind: args[kind] for kind in WRITERS if args[kind] is not None}
     if not files:
         raise ValueError("there is nothing to write: name a file with --onnx, --pt2 or both")
-    return {kind: check_output(path, f".{kind}", args.overwrite) for kind, path in files.items()}
+    return {kind: checked_path(path, f".{kind}", args.overwrite) for kind, path in files.items()}
 
 
 def _check(args: Namespace) -> None:

@@ -20,7 +20,7 @@ from selfadapt.data.finding import check_root, describe, find_listing, splits_th
 from selfadapt.data.layouts import Listing, Pair
 from selfadapt.data.samples import Dataset, classes_of, size_error
 from selfadapt.data.sheet import contact_sheet
-from selfadapt.files import written_whole
+from selfadapt.files import check_output, written_whole
 from selfadapt.labels import ClassSpace
 
 UNKNOWN = "not in the table"
@@ -151,7 +151,7 @@ def run_check(
         say: Takes what was found. None: it is printed.
     """
     if output is not None:
-        _check_output(output, overwrite=overwrite)
+        check_output(output, overwrite=overwrite)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -169,15 +169,6 @@ def run_check(
         with written_whole(output) as aside:
             sheet.save(aside, format="PNG")
     return 1 if report.problems else 0
-
-
-def _check_output(path: Path, *, overwrite: bool) -> None:
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
-    if path.is_dir():
-        raise IsADirectoryError(f"the pictures go to a PNG file, but {path} is a folder")
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} would be replaced; choose another name or say --overwrite")
 
 
 def print_report(report: Report, console: Console | None = None) -> None:

@@ -9,7 +9,7 @@ from selfadapt.names import nearest
 
 def overlap(target: str, data: DataConfig) -> bool:
     """Say whether a target domain and ``data`` have images in common."""
-    if data.root and _same_folder(target, data.root):
+    if data.root and same_folder(target, data.root, nested=data.dataset == "folder"):
         return True
     dataset, _, split = target.partition("/")
     families = {dataset, dataset.partition("-")[0]}  # acdc-fog is of acdc, as acdc-night is
@@ -32,9 +32,10 @@ def check_target(target: str) -> None:
         )
 
 
-def _same_folder(target: str, root: str) -> bool:
-    one, other = (Path(path).expanduser().resolve() for path in (target, root))
-    return one == other
+def same_folder(one: str, other: str, *, nested: bool) -> bool:
+    """Say whether two folders are the same; ``nested``: or one is in the other, and found there."""
+    a, b = (Path(path).expanduser().resolve() for path in (one, other))
+    return a == b or (nested and (a.parent == b or b.parent == a))
 
 
 def spelled(data: DataConfig) -> str:

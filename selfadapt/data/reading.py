@@ -16,7 +16,7 @@ from PIL import Image as PILImage
 from PIL import ImageDraw, ImageOps, UnidentifiedImageError
 from torchvision.io import ImageReadMode, decode_image, read_file
 
-from selfadapt.images import readable_formats
+from selfadapt.images import load_image, readable_formats, to_pil
 from selfadapt.labels import LabelTable
 from selfadapt.pseudo import IGNORE
 
@@ -27,10 +27,12 @@ ON_ITS_SIDE = (5, 6, 7, 8)
 
 
 def read_picture(path: Path) -> PILImage.Image:
-    """Return an image file in RGB, turned as in a viewer."""
+    """Return an image file in RGB, as in a viewer; see ``load_image``."""
     with _explained(path), PILImage.open(path, formats=readable_formats()) as picture:
         picture.load()
-        return ImageOps.exif_transpose(picture).convert("RGB")
+        if picture.mode in ("RGB", "L") and not picture.has_transparency_data:
+            return ImageOps.exif_transpose(picture).convert("RGB")
+        return to_pil(load_image(picture))
 
 
 def read_label(path: Path, table: LabelTable | None = None) -> np.ndarray:

@@ -21,7 +21,7 @@ from selfadapt.demo.pictures import compared, foreseen, legend
 from selfadapt.demo.tables import Change, Standing, across, changes, standings
 from selfadapt.files import make_folder, written_whole
 from selfadapt.images import load_image
-from selfadapt.labels import STREETS_9
+from selfadapt.labels import STREETS_9, predicted_names
 from selfadapt.methods import create_method
 from selfadapt.metrics import Score
 from selfadapt.models import open_model
@@ -159,6 +159,7 @@ def demo_images(
                 results[name] = method(image)
                 advance()
             source = results["source"]
+            classes = predicted_names(classes, len(source.probs))
             rows = [Change.of(name, result, source) for name, result in results.items()]
             table = changes(path.name, rows)
             console.print(table.to_rich())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from selfadapt.export.forward import adaptive_pool
 from selfadapt.export.trace import Settings, Trace, advice, explained, size_text, trace
 from selfadapt.extras import need
-from selfadapt.files import written_whole
+from selfadapt.files import check_output, written_whole
 from selfadapt.views import size_of
 
 TOLERANCE = 1e-4
@@ -40,7 +40,7 @@ def export_onnx(
     Returns:
         The largest difference between probabilities of the file and of the method here.
     """
-    path = check_output(path, ".onnx", overwrite)
+    path = checked_path(path, ".onnx", overwrite)
     return write_onnx(trace(model, **settings), path)
 
 
@@ -58,21 +58,16 @@ def export_program(
     Returns:
         The largest difference between probabilities of the file and of the method here.
     """
-    path = check_output(path, ".pt2", overwrite)
+    path = checked_path(path, ".pt2", overwrite)
     return write_program(trace(model, **settings), path)
 
 
-def check_output(path: str | Path, suffix: str, overwrite: bool) -> Path:
+def checked_path(path: str | Path, suffix: str, overwrite: bool) -> Path:
     """Return the path of a file to write, or say why it cannot be written; needs its library."""
     path = Path(path)
     if path.suffix != suffix:
         raise ValueError(f"the name of the file must end in {suffix}, got {path}")
-    if path.is_dir():
-        raise IsADirectoryError(f"a file is to be written, but {path} is a folder")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} would be replaced; choose another name or say --overwrite")
+    check_output(path, overwrite=overwrite)
     if suffix == ".onnx":
         for library in LIBRARIES:
             need(library, "onnx")

@@ -2,7 +2,8 @@
 
 Python starts some ten thousand kernels for one image, which takes longer than the kernels do. A
 CUDA graph starts them all at once. It reads the network's weights where they lie, so that it is
-good for as long as they lie there; what a network is given or loses meanwhile is noticed.
+good for as long as they lie there. Other weights, modules or hooks are noticed; a module's changed
+attribute, such as another dilation, is not: that takes a new method.
 """
 
 import gc

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from selfadapt.models.interface import STANDARD, held_in
 from selfadapt.norm import Drift
 
 IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "pow")}
 DATA = Tensor.data.__get__  # type: ignore[attr-defined]
-STANDARD = nn.Module().__dict__.keys() - {"_buffers"}
-"""What every module has; buffers may be put in the place of others."""
+PASSED = STANDARD - {"_buffers"} | {"forward"}
+"""Attributes that are not looked at; buffers may be put in the place of others."""
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
@@ -50,7 +51,7 @@ class Reuse(TorchFunctionMode):
         self._precision = precision
         self._known: dict[int, tuple[Tensor, int]] = {}  # with the version it must have
         self._used: set[int] = set()  # by something else than what changes them in place
-        self._calls: dict[Any, tuple[list[Any], Any, list[Tensor], list[Any]]] = {}
+        self._calls: dict[Any, tuple[list[Any], Any, list[Tensor], list[Any], list[Any]]] = {}
         self._inside = False
         self.usable = True
         """Whether there may be something to reuse: not where a network changes its constants."""
@@ -110,7 +111,9 @@ class Reuse(TorchFunctionMode):
             self._use(what, tensors)
             return run(*args, **kwargs)
         if key in self._calls:
-            made, form, results, followed = self._calls[key]
+            made, form, results, followed, attributes = self._calls[key]
+            if not _all_same(attributes, _attributes(what)):
+                return run(*args, **kwargs)  # it was set to do something else meanwhile
             if self._constant(results):
                 self._drift.repeat(followed)
                 return tree_unflatten(made, form)  # lists and dicts are the caller's own
@@ -142,7 +145,7 @@ class Reuse(TorchFunctionMode):
         tidy = all(isinstance(leaf, Tensor) or _plain(leaf) for leaf in made)
         if tidy and results and not any(map(_requires_grad, results)):
             self._learn([*tensors, *results])  # an input may have been changed in place
-            self._calls[key] = made, form, results, followed
+            self._calls[key] = made, form, results, followed, attributes
         return result
 
     def _key(self, what: Any, leaves: list[Any], form: Any) -> Any:
@@ -220,12 +223,8 @@ def _attributes(what: Any) -> list[Any]:
     found: list[Any] = []
     for part in what.modules() if isinstance(what, nn.Module) else ():
         for name, value in part.__dict__.items():
-            if name not in STANDARD:
-                found += (name, value)
-                if isinstance(value, list | tuple):
-                    found += value
-                elif isinstance(value, dict):
-                    found += (*value, *value.values())
+            if name not in PASSED:
+                found += (name, *held_in(value))
     return found
 
 

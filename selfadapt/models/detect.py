@@ -56,13 +56,7 @@ def detect(model: nn.Module, given: Interface | None = None) -> Interface:
     given = Interface() if given is None else given
     if not isinstance(given, Interface):
         raise TypeError(f"interface must be an Interface, got {type(given).__name__}")
-    known = _known(model)
-    recorded = {
-        field.name: getattr(known, field.name)
-        for field in fields(Interface)
-        if getattr(given, field.name) is None
-    }
-    interface = replace(given, **recorded)
+    interface = _filled(given, _known(model))
     interface = replace(interface, bgr=bool(interface.bgr), **_tried(model, interface))
     if given.mean is None and given.std is None and len(interface.mean or ()) != interface.channels:
         interface = replace(interface, mean=None, std=None)  # recorded for other channels
@@ -71,8 +65,14 @@ def detect(model: nn.Module, given: Interface | None = None) -> Interface:
 
 def is_normalisation_said(model: nn.Module, given: Interface | None, channels: int) -> bool:
     """Say whether anybody says how the input is normalised, or it is only assumed."""
-    said = (_known(model), Interface() if given is None else given)
-    return any(len(numbers or ()) == channels for one in said for numbers in (one.mean, one.std))
+    said = _filled(Interface() if given is None else given, _known(model))
+    return all(len(numbers or ()) == channels for numbers in (said.mean, said.std))
+
+
+def _filled(interface: Interface, other: Interface) -> Interface:
+    """Return an interface with what it leaves open taken from another."""
+    left = [field.name for field in fields(Interface) if getattr(interface, field.name) is None]
+    return replace(interface, **{name: getattr(other, name) for name in left})
 
 
 def _with_normalisation(interface: Interface) -> Interface:
@@ -106,7 +106,8 @@ class Probe:
         """Return the scores for noise of the given size, or None where the network refuses."""
         with lent(self.model), torch.inference_mode(False), torch.no_grad():
             generator = torch.Generator().manual_seed(0)
-            noise = contrast * torch.randn((1, interface.channels or 3, *size), generator=generator)
+            shape = 1, interface.channels or 3, *size
+            noise = contrast * torch.randn(shape, generator=generator, device="cpu")
             weights = self._weights.values()
             noise = noise.to(next((w for w in weights if w.is_floating_point()), noise))
             buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
@@ -205,9 +206,14 @@ def _is_activated(
 
 
 def _known(model: nn.Module) -> Interface:
+    """Look up what the network says of its input, and else its library."""
+    own = getattr(model, "interface", None)
+    recorded = _recorded(model)
+    return _filled(own, recorded) if isinstance(own, Interface) else recorded
+
+
+def _recorded(model: nn.Module) -> Interface:
     """Look up what the network's library records of its input."""
-    if isinstance(own := getattr(model, "interface", None), Interface):
-        return own
     config = getattr(model, "config", None)
     if hasattr(config, "_name_or_path"):
         return _known_to_transformers(config)

@@ -60,8 +60,9 @@ def adapted_parameters(
 
     The default for a ResNet backbone is the last two stages and everything after it, from
     ResNet-101 on the last stage only (paper, supplement); for an HRNet the last stage and the head;
-    for a Swin transformer, as for a ResNet-50 of its size, the last two stages and the decoder; for
-    any other network the last third of its layers in the order of their parameters.
+    for a Swin transformer, as for a ResNet-50 of its size, the last two stages and the decoder. Of
+    several backbones each has its own. For any other network it is the last third of its layers in
+    the order of their parameters.
 
     Args:
         model: The network.
@@ -78,13 +79,12 @@ def adapted_parameters(
         raise ValueError("this model has no parameters, so there is nothing to adapt")
     if patterns is not None:
         return _by_pattern(_all_names(model, names), patterns)
-    for path, module in model.named_modules():
-        if family := _family_of(module):
-            prefix = f"{path}." if path else ""
-            children = family.released if released and family.released else family.frozen
-            frozen = [prefix + child for child in children]
-            chosen = [n for n in names if not any(n == f or n.startswith(f"{f}.") for f in frozen)]
-            return Selection(tuple(chosen), f"{family.name}: all but {', '.join(frozen)}")
+    if backbones := {path: f for path, m in model.named_modules() if (f := _family_of(m))}:
+        every = backbones.items()
+        frozen = [name for path, f in every for name in _frozen(model, path, f, released)]
+        chosen = [n for n in names if not any(n == f or n.startswith(f"{f}.") for f in frozen)]
+        kinds = " and ".join(dict.fromkeys(family.name for family in backbones.values()))
+        return Selection(tuple(chosen), f"{kinds}: all but {', '.join(frozen)}")
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     last = set(layers[-max(1, len(layers) // 3) :])
     chosen = [name for name in names if name.rpartition(".")[0] in last]
@@ -104,7 +104,8 @@ def normalisation_parameters(model: nn.Module) -> Selection:
         ('1.weight', '1.bias')
     """
     if names := _parameters_of(model, is_batchnorm):
-        return Selection(names, f"scale and shift of {len(names) // 2} BatchNorm layers")
+        layers = {name.rpartition(".")[0] for name in names}
+        return Selection(names, f"scale and shift of {len(layers)} BatchNorm layers")
     names = _parameters_of(model, _is_norm)
     if not names:
         raise ValueError(
@@ -168,6 +169,22 @@ def _by_pattern(names: Mapping[str, str], patterns: Iterable[str]) -> Selection:
         raise ValueError("adapt must name at least one layer, got none; use steps=0 to adapt none")
     chosen = (first for n, first in names.items() if any(matches(n, p) for p in patterns))
     return Selection(tuple(dict.fromkeys(chosen)), f"as given: {', '.join(patterns)}")
+
+
+def _frozen(model: nn.Module, path: str, family: Family, released: bool) -> list[str]:
+    """Return the names of the layers that are frozen in a backbone.
+
+    Beside those of its family these are whatever comes before its first stage: stems differ.
+    """
+    children = dict(model.get_submodule(path).named_children())
+    frozen = family.released if released and family.released else family.frozen
+    stem = [] if released else list(children)[: list(children).index(family.stages[0])]
+    prefix = f"{path}." if path else ""
+    return [
+        prefix + name
+        for name, child in children.items()
+        if name in (*frozen, *stem) and any(True for _ in child.parameters())
+    ]
 
 
 def _family_of(module: nn.Module) -> Family | None:

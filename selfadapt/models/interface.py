@@ -7,6 +7,7 @@ everything else deals with raw images and with class scores ``(B, C, H, W)`` at 
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 from selfadapt.views import constant
 
+STANDARD = nn.Module().__dict__.keys()
+"""Attributes that every module has."""
 OUTPUT_KEYS = ("out", "logits", "pred")
 LOWEST = -1e30
 """As good as minus infinity, and still a number when it is multiplied by 0."""
@@ -37,9 +40,10 @@ class Interface:
     """
 
     mean: tuple[float, ...] | None = None
-    """Mean of each input channel, of values in [0, 1]."""
+    """Mean of red, green and blue, in this order also where ``bgr``, of values in [0, 1]; for other
+    channels, of each."""
     std: tuple[float, ...] | None = None
-    """Standard deviation of each input channel."""
+    """Standard deviation, likewise."""
     channels: int | None = None
     """Number of input channels."""
     bgr: bool | None = None
@@ -179,8 +183,10 @@ def main_output(output: Any) -> Any:
                 f"{' or '.join(OUTPUT_KEYS)}; give interface=Interface(output=...) to choose"
             )
         return main_output(output[key])
-    if not isinstance(output, Tensor) and hasattr(output, "logits"):
-        return main_output(output.logits)
+    if not isinstance(output, Tensor):
+        for key in OUTPUT_KEYS:
+            if hasattr(output, key):
+                return main_output(getattr(output, key))
     if isinstance(output, list | tuple) and output:
         return main_output(output[0])
     return output
@@ -226,10 +232,10 @@ class Lending:
 def lent(model: nn.Module) -> Iterator[Lending]:
     """Lend a model out in evaluation mode; on leaving, every module is as it was.
 
-    That goes for each module's class, flags, hooks and attributes, and for lists and plain tensors
-    among these: some networks keep such on themselves when they are run. Parameters and buffers are
-    not looked after: nobody writes to them, see ``Episode``. Threads that want the same model wait
-    for each other.
+    That goes for each module's class, flags, hooks and attributes, and for the lists, plain tensors
+    and sources of random numbers in these: some networks keep such on themselves when they are run.
+    Parameters and buffers are not looked after: nobody writes to them, see ``Episode``. Threads
+    that want the same model wait for each other.
     """
     with held(model):
         before, lending = [_Record(module) for module in model.modules()], Lending()
@@ -252,15 +258,30 @@ class _Record:
         self.module = module
         self.kind = type(module)
         self.training = module.training
-        values = module.__dict__.values()
-        tables = [module.__dict__, *(value for value in values if isinstance(value, dict))]
+        shared = [v for name, v in vars(module).items() if name in STANDARD]
+        things = [t for n, v in vars(module).items() if n not in STANDARD for t in held_in(v)]
+        tables = [t for t in (vars(module), *shared, *things) if isinstance(t, dict)]
         self.tables = [(table, dict(table)) for table in tables]
-        self.lists = [(value, list(value)) for value in values if isinstance(value, list)]
+        self.lists = [(thing, list(thing)) for thing in things if isinstance(thing, list | deque)]
+        self.dice = [(t, t.get_state()) for t in things if isinstance(t, torch.Generator)]
         self.tensors = [
-            (value, value.clone())
-            for value in values
-            if isinstance(value, Tensor) and not value.requires_grad and not value.is_inference()
+            (thing, thing.clone())
+            for thing in things
+            if isinstance(thing, Tensor) and not thing.requires_grad and not thing.is_inference()
         ]
+
+
+def held_in(thing: Any, depth: int = 3) -> list[Any]:
+    """Return a thing and what it holds: content of lists and dicts, tensors of other objects."""
+    if depth == 0 or isinstance(thing, Tensor | nn.Module | type) or callable(thing):
+        return [thing]
+    if isinstance(thing, list | tuple | deque):
+        inner = list(thing)
+    elif isinstance(thing, dict):
+        inner = [*thing, *thing.values()]
+    else:
+        inner = [one for one in getattr(thing, "__dict__", {}).values() if isinstance(one, Tensor)]
+    return [thing, *(held for one in inner for held in held_in(one, depth - 1))]
 
 
 def _restore(records: list[_Record], lending: Lending) -> None:
@@ -275,7 +296,10 @@ def _restore(records: list[_Record], lending: Lending) -> None:
             for name in table.keys() - content.keys():
                 del table[name]
         for items, before in record.lists:
-            items[:] = before
+            items.clear()
+            items.extend(before)
+        for generator, state in record.dice:
+            generator.set_state(state)
         for tensor, value in record.tensors:
             if not torch.equal(tensor, value):
                 tensor.copy_(value)

@@ -13,8 +13,9 @@ from selfadapt.extras import need
 from selfadapt.files import make_folder
 from selfadapt.images import Image
 from selfadapt.journal import Journal, Row
+from selfadapt.labels import predicted_names
 from selfadapt.predict.inputs import Input
-from selfadapt.predict.outputs import Masks, names_of, write_png
+from selfadapt.predict.outputs import Masks, write_png
 from selfadapt.predict.record import Key, PredictFolder
 from selfadapt.predict.stream import Unit, Units
 from selfadapt.predict.video import Reading, pixels, read_frames, read_masks, write_videos
@@ -60,7 +61,7 @@ class VideoWork:
         trouble = None
         row: Row = {**self.key._asdict(), "at": time.time(), "frames": self.reading.num_frames}
         if good:
-            names = names_of(classes, len(good[0]["shares"]))
+            names = predicted_names(classes, len(good[0]["shares"]))
             paths = {k: path for k, path in self.folder.paths(self.one).items() if k != "label"}
             make_folder(self.folder.base(self.one).parent)
             trouble = self._write(paths, names) if paths else None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from selfadapt.files import make_folder, written_whole
 from selfadapt.images import Image, colored, load_image, overlay, to_pil
-from selfadapt.labels import class_colors, class_names
+from selfadapt.labels import class_colors, predicted_names
 from selfadapt.names import nearest
 from selfadapt.result import Result
 
@@ -74,23 +74,13 @@ def output_paths(
 
 def masks_of(result: Result, classes: Sequence[str] | None = None) -> Masks:
     """Return what is written of a result; the work is done where the result is."""
-    names = names_of(classes, len(result.probs))
+    names = predicted_names(classes, len(result.probs))
     kind = torch.uint8 if len(names) <= 256 else torch.uint16
     confidence = (result.confidence.clamp(0, 1) * 255).round().byte()
     source = None
     if result.source_probs is not None:
         source = result.source_probs.argmax(dim=0).to(kind).cpu()
     return Masks(result.label.to(kind).cpu(), confidence.cpu(), names, source)
-
-
-def names_of(classes: Sequence[str] | None, number: int) -> tuple[str, ...]:
-    """Return the names of a number of predicted classes, made up where they are not known."""
-    names = tuple(classes or class_names(number))
-    if len(names) == 1:  # one output channel is two classes
-        names = ("background", "foreground" if names == class_names(1) else names[0])
-    if len(names) != number:
-        raise ValueError(f"the network predicts {number} classes, but {len(names)} are named")
-    return names
 
 
 def pictures_of(masks: Masks, image: Image, outputs: Sequence[str]) -> dict[str, PILImage.Image]:
@@ -102,10 +92,17 @@ def pictures_of(masks: Masks, image: Image, outputs: Sequence[str]) -> dict[str,
     if "confidence" in outputs:
         pictures["confidence"] = PILImage.fromarray(masks.confidence.numpy())
     if "overlay" in outputs:
-        pictures["overlay"] = overlay(load_image(image), painted)
+        pictures["overlay"] = overlay(_in_color(image), painted)
     if "panel" in outputs:
-        pictures["panel"] = panel(masks, to_pil(load_image(image)), painted)
+        pictures["panel"] = panel(masks, to_pil(_in_color(image)), painted)
     return {kind: pictures[kind] for kind in outputs}
+
+
+def _in_color(image: Image) -> Tensor:
+    """Return an image as it can be shown; of more channels than a picture has, the first three."""
+    if isinstance(image, Tensor) and image.dim() == 3 and len(image) not in (1, 3, 4):
+        image = image[:3] if len(image) > 3 else image[:1]
+    return load_image(image)
 
 
 def panel(masks: Masks, image: PILImage.Image, painted: PILImage.Image) -> PILImage.Image:

@@ -13,10 +13,10 @@ from itertools import groupby
 from pathlib import Path
 
 from selfadapt.journal import Journal, Row
+from selfadapt.labels import predicted_names
 from selfadapt.methods import Segments
 from selfadapt.predict.frames import VideoWork
 from selfadapt.predict.inputs import Input
-from selfadapt.predict.outputs import names_of
 from selfadapt.predict.record import PATIENCE, TABLE, Key, PredictFolder
 from selfadapt.predict.stream import Segmented, predict, stream
 from selfadapt.predict.table import write_table
@@ -173,7 +173,7 @@ class Run:
             for note in row.get("notes", ()):
                 notes.setdefault(note, []).append(str(one.path))
         number = next((len(row["shares"]) for row in rows.values() if "shares" in row), 0)
-        classes = names_of(self.classes, number) if number else ()
+        classes = predicted_names(self.classes, number) if number else ()
         kept = [rows[file] for file in self.folder.names if file in rows]
         write_table(self.folder.path / TABLE, kept, self.folder.names, classes)
         self.folder.sweep(self.inputs)

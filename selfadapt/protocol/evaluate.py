@@ -37,6 +37,7 @@ from selfadapt.data import Sample
 from selfadapt.devices import find_device, process_number
 from selfadapt.images import enlarged, load_image
 from selfadapt.journal import Journal, Row
+from selfadapt.labels import predicted_names
 from selfadapt.methods import Segments
 from selfadapt.metrics import Counts, in_space, iou, start_count
 from selfadapt.protocol.domains import Domain, open_domains
@@ -253,7 +254,7 @@ class Evaluation:
         probs = result.probs.float()
         if probs.shape[-2:] != size:
             probs = F.interpolate(probs[None], size, mode="bilinear", align_corners=False)[0]
-        classes = self.models[trial.networks[0]].spec.classes
+        classes = predicted_names(self.models[trial.networks[0]].spec.classes, len(probs))
         return in_space(probs, classes, domain.data.space), result
 
     def _segment(

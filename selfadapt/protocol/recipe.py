@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from selfadapt.checks import check_number
 from selfadapt.data import DATASETS, DataConfig
-from selfadapt.data.domains import overlap
+from selfadapt.data.domains import overlap, same_folder
 from selfadapt.labels import ClassSpace, class_space
 from selfadapt.methods import check_method
 from selfadapt.names import nearest
@@ -221,7 +221,7 @@ class EvaluateConfig:
 def same_images(one: DataConfig, other: DataConfig) -> bool:
     """Say whether two domains have images in common, as far as their names tell."""
     if one.root and other.root and one.dataset == other.dataset == "folder":
-        same = Path(one.root).resolve() == Path(other.root).resolve()
+        same = same_folder(one.root, other.root, nested=True)
         return same and (one.split == other.split or "all" in (one.split, other.split))
     if one.dataset == "folder":
         return bool(one.root) and overlap(str(one.root), other)

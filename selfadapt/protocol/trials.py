@@ -93,6 +93,11 @@ def sweeps_of(
 
 def check_trials(config: EvaluateConfig, models: Mapping[str, Any]) -> None:
     """Create every method with every value it is to be tried with, so that none fails later."""
+    if len(config.space.names) < 2:
+        raise ValueError(
+            f"two classes or more must be scored, got {config.space.names[0]}; for one and what "
+            "is not it, say classes: [background, ...]"
+        )
     for name, model in models.items():
         if all(config.space.index(known) == IGNORE for known in model.spec.classes):
             raise ValueError(

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from selfadapt.files import make_folder, written_whole
+from selfadapt.files import lock, make_folder, written_whole
 from selfadapt.models.checkpoint import packed
 from selfadapt.recipes import differences
 from selfadapt.train.average import WeightAverage
@@ -81,12 +80,10 @@ class RunFolder:
         """
         make_folder(self.path)
         self._hold = os.open(self.path, os.O_RDONLY)
-        try:
-            flock(self._hold, LOCK_EX | LOCK_NB)
-        except OSError as error:
+        if not lock(self._hold):
             raise ValueError(
                 f"another process is training in {self.path}; wait for it, or give another folder"
-            ) from error
+            )
         patterns = [f".{name}.*.part" for name in WRITTEN]
         for pattern in (*patterns, *(WRITTEN if overwrite else ())):
             for path in self.path.glob(pattern):

@@ -41,6 +41,11 @@ class ModelConfig:
         names = class_space(self.classes).names
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"classes must differ, got {', '.join(twice)} twice")
+        if len(names) < 2:
+            raise ValueError(
+                f"a network must have two classes or more to tell apart, got {', '.join(names)}; "
+                "add one for what is none of them, such as background"
+            )
         if is_foreign(self.name):
             raise ValueError(
                 f"{self.name} cannot be built anew from a checkpoint, so it is not trained here; "
