@@ -112,6 +112,9 @@ def test_a_network_in_the_hubs_cache(tmp_path: Path, monkeypatch: Any) -> None:
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(  # where transformers 4 looks
+        "transformers.utils.hub.TRANSFORMERS_CACHE", str(tmp_path), raising=False
+    )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     model = selfadapt.create_model("hf:someone/segformer")
     assert len(model.spec.classes) == 5

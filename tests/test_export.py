@@ -37,7 +37,7 @@ def run_onnx(path: Path) -> Run:
 
 def run_program(path: Path) -> Run:
     module = torch.export.load(path).module()
-    return lambda image: tuple(part.numpy() for part in module(image[None]))
+    return lambda image: tuple(part.detach().numpy() for part in module(image[None]))
 
 
 def assert_agrees(run: Run, segment: Any, sizes: Any = SIZES, channels: int = 3) -> None:

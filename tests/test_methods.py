@@ -166,7 +166,7 @@ def test_every_setting_can_be_given(name: str, tiny: nn.Module, image: Tensor) -
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_of_its_own_is_explained(name: str) -> None:
     for setting in SETTINGS[name]:
-        assert f"\n        {setting}: " in METHODS[name].__doc__
+        assert f"\n    {setting}: " in (inspect.getdoc(METHODS[name]) or "")
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -89,7 +89,7 @@ def test_a_video_that_cannot_be_written_does_not_stop_the_rest(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     def fail(*_: Any) -> None:
-        raise av.error.ArgumentError(22, "Invalid argument")
+        raise av.error.FFmpegError(22, "Invalid argument")
 
     monkeypatch.setattr("selfadapt.predict.frames.write_videos", fail)
     video = write_video(tmp_path / "film.mkv", frames=2)
