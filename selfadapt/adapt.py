@@ -28,7 +28,6 @@ from selfadapt.episode import Episode
 from selfadapt.fast import Fast
 from selfadapt.fast.graphs import RECORD_AT, Maps
 from selfadapt.method import DIVERGED, Method, brought_back, check_steps, probs_at
-from selfadapt.models.families import adapted_parameters
 from selfadapt.models.interface import Interface, lent
 from selfadapt.modes import MODES, ModeName
 from selfadapt.norm import Alpha
@@ -118,7 +117,7 @@ class SelfAdapt(Method):
         self.steps, self.step_scale = settings["steps"], settings["step_scale"]
         self.final_scales, self.final_weight = settings["final_scales"], settings["final_weight"]
         self.preset, self.budget_ms = preset, budget_ms
-        self._tune(adapted_parameters(self.model, adapt, released=mode == "official"))
+        self._tune(self._adapted(adapt))
         self.views = self._choose_views(settings["scales"], views)
         none = self.final_scales == ()
         self._final_views = () if none else self._usable_views(self.final_scales)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from selfadapt.episode import Episode, Gradients
 from selfadapt.fast.graphs import Maps
 from selfadapt.method import Common, Method, brought_back, check_steps, probs_at
-from selfadapt.models.families import adapted_parameters, normalisation_parameters
+from selfadapt.models.families import normalisation_parameters
 from selfadapt.norm import Alpha, check_alpha, find_san, lent_san
 from selfadapt.result import Result
 from selfadapt.views import SCALES, Size, View, size_of
@@ -85,8 +85,7 @@ class EntropyMin(_MinimisesEntropy):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(model, steps=steps, lr=lr, alpha=alpha, **common)
-        released = self.mode == "official"
-        self._tune(adapted_parameters(self.model, adapt, released=released))
+        self._tune(self._adapted(adapt))
 
 
 class Tent(_MinimisesEntropy):
@@ -148,8 +147,7 @@ class MEMO(_MinimisesEntropy):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(model, steps=steps, lr=lr, alpha=alpha, **common)
-        released = self.mode == "official"
-        self._tune(adapted_parameters(self.model, adapt, released=released))
+        self._tune(self._adapted(adapt))
         self.views = self._choose_views(scales, views)
 
     def _loop_statistics(self) -> AbstractContextManager[Any]:

@@ -26,7 +26,7 @@ from selfadapt.fast import PLAIN, Fast
 from selfadapt.fast.graphs import Graphs, Maps, has_hooks
 from selfadapt.images import Image, load_image
 from selfadapt.models.detect import Probe, check_model, detect, is_normalisation_said, unwrapped
-from selfadapt.models.families import Selection
+from selfadapt.models.families import Selection, adapted_parameters
 from selfadapt.models.interface import LOWEST, Interface, held, lent
 from selfadapt.modes import MAX_PIXELS, MODES, ModeName, check_mode, within_budget
 from selfadapt.norm import Alpha, SaN, SaNReport, find_san, image_statistics, lent_san
@@ -244,6 +244,15 @@ class Method(ABC):
         self, scales: Sequence[float], views: Iterable[View] | None = None
     ) -> tuple[View, ...]:
         return usable_views(scales, views, MODES[self.mode].view, self.interface.channels)
+
+    def _adapted(self, adapt: Sequence[str] | None) -> Selection:
+        """Return the parameters to adapt: those that ``adapt`` names, or the default."""
+        device = next(self.model.parameters(), torch.empty(0)).device
+        with held(self.model), seeded(0, device), torch.inference_mode(False):
+            return adapted_parameters(
+                self.model, adapt, released=self.mode == "official",
+                used=lambda: Probe(self.model).used(self.interface),
+            )  # fmt: skip
 
     def _tune(self, selection: Selection) -> None:
         """Take the parameters to adapt, and note it where they are a guess."""

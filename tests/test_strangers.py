@@ -594,3 +594,37 @@ def test_entropy_tunes_the_layers_self_adaptation_does() -> None:
             for name in ("self-adapt", "entropy", "memo")
         }
         assert names["self-adapt"] == names["entropy"] == names["memo"]
+
+
+class Heads(nn.Module):
+    """Has its head first and two more that nobody needs, and a layer that it runs by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(8, 4, 1)
+        self.blocks = nn.ModuleList(conv(3 if n == 0 else 8, 8) for n in range(5))
+        self.by_hand = nn.Conv2d(8, 8, 1)
+        self.more = nn.ModuleList(nn.Conv2d(8, 4, 1) for _ in range(6))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        for block in self.blocks:
+            x = block(x).relu()
+        x = F.conv2d(x, self.by_hand.weight, self.by_hand.bias).relu()
+        return {"aux": self.more[0](x), "out": self.head(x)}
+
+
+def test_the_last_layers_are_those_that_run_last(image: Tensor) -> None:
+    model = seeded(Heads)
+    before, dice = snapshot(model), torch.get_rng_state()
+    method = SelfAdapt(model, steps=1, **QUICK)
+    assert_same(before, snapshot(model))
+    assert torch.equal(torch.get_rng_state(), dice)
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in method.selection.names))
+    assert layers == ["by_hand", "head"]
+    assert method(image).losses
+
+
+def test_where_the_order_cannot_be_found_out_it_is_that_of_the_parameters(image: Tensor) -> None:
+    plain = nn.Sequential(conv(3, 8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    scripted = nn.Sequential(conv(3, 8), torch.jit.script(plain[1]), nn.Conv2d(8, 4, 1))
+    assert SelfAdapt(scripted, steps=1, **QUICK).selection.names == ("2.weight", "2.bias")

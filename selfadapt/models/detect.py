@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,14 +106,8 @@ class Probe:
     def scores(self, interface: Interface, size: Size, contrast: float = 1.0) -> Tensor | None:
         """Return the scores for noise of the given size, or None where the network refuses."""
         with lent(self.model), torch.inference_mode(False), torch.no_grad():
-            generator = torch.Generator().manual_seed(0)
-            shape = 1, interface.channels or 3, *size
-            noise = contrast * torch.randn(shape, generator=generator, device="cpu")
-            weights = self._weights.values()
-            noise = noise.to(next((w for w in weights if w.is_floating_point()), noise))
-            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
             try:
-                output = functional_call(self.model, self._weights | buffers, (noise,))
+                output = self._run(interface, size, contrast)
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # networks refuse a size in many ways
@@ -120,13 +115,55 @@ class Probe:
             scores = interface.scores(output)
         return scores if scores.numel() else None
 
+    def _run(self, interface: Interface, size: Size, contrast: float = 1.0) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        shape = 1, interface.channels or 3, *size
+        noise = contrast * torch.randn(shape, generator=generator, device="cpu")
+        weights = self._weights.values()
+        noise = noise.to(next((w.detach() for w in weights if w.is_floating_point()), noise))
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        return functional_call(self.model, self._weights | buffers, (noise,))
+
+    def used(self, interface: Interface) -> list[str]:
+        """Return the parameters that scores depend on, in the order of their use.
+
+        Auxiliary heads are not among them. Where it cannot be found out there are none.
+        """
+        order: dict[str, int] = {}
+        values = {n: w.requires_grad_() for n, w in self._weights.items() if w.is_floating_point()}
+        with lent(self.model), torch.enable_grad():
+            try:
+                for name, module in self.model.named_modules():
+                    module.register_forward_pre_hook(partial(_count_run, order, name))
+                scores = interface.scores(self._run(interface, _usual_size(interface)))
+                slopes = torch.autograd.grad(scores.sum(), list(values.values()), allow_unused=True)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # scripted modules take no hooks, others no gradients
+                return []
+        found, place = {}, 0
+        for name, slope in zip(values, slopes, strict=True):
+            place = order.get(name.rpartition(".")[0], place)  # some run no layer for it
+            if slope is not None:
+                found[name] = place
+        return sorted(found, key=found.__getitem__)
+
     def writes(self, interface: Interface) -> bool:
         """Say whether the network writes to its weights when it is run."""
-        side = max(64, interface.minimum or 1)
-        side += -side % (interface.divisor or 1)
-        self.scores(interface, interface.size or (side, side))
+        self.scores(interface, _usual_size(interface))
         weights = self.model.named_parameters()
         return any(not _identical(self._weights[name], value.detach()) for name, value in weights)
+
+
+def _usual_size(interface: Interface) -> Size:
+    """Return a size that the network takes."""
+    side = max(64, interface.minimum or 1)
+    side += -side % (interface.divisor or 1)
+    return interface.size or (side, side)
+
+
+def _count_run(order: dict[str, int], name: str, *_: Any) -> None:
+    order.setdefault(name, len(order))
 
 
 def _identical(one: Tensor, other: Tensor) -> bool:

@@ -54,7 +54,11 @@ class Selection:
 
 
 def adapted_parameters(
-    model: nn.Module, patterns: Sequence[str] | None = None, *, released: bool = False
+    model: nn.Module,
+    patterns: Sequence[str] | None = None,
+    *,
+    released: bool = False,
+    used: Callable[[], Sequence[str]] = tuple,
 ) -> Selection:
     """Return the parameters to adapt: those ``patterns`` name, or the network's default.
 
@@ -62,12 +66,14 @@ def adapted_parameters(
     ResNet-101 on the last stage only (paper, supplement); for an HRNet the last stage and the head;
     for a Swin transformer, as for a ResNet-50 of its size, the last two stages and the decoder. Of
     several backbones each has its own. For any other network it is the last third of its layers in
-    the order of their parameters.
+    the order of their use, see ``used``, or of their parameters.
 
     Args:
         model: The network.
         patterns: Name patterns of layers.
         released: Take the released code's default, which for an HRNet is another.
+        used: Finds out the parameters that predictions depend on, in the order of their use, for
+            networks that are not known.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -85,6 +91,7 @@ def adapted_parameters(
         chosen = [n for n in names if not any(n == f or n.startswith(f"{f}.") for f in frozen)]
         kinds = " and ".join(dict.fromkeys(family.name for family in backbones.values()))
         return Selection(tuple(chosen), f"{kinds}: all but {', '.join(frozen)}")
+    names = list(used()) or names
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     last = set(layers[-max(1, len(layers) // 3) :])
     chosen = [name for name in names if name.rpartition(".")[0] in last]
