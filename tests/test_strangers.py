@@ -628,3 +628,25 @@ def test_where_the_order_cannot_be_found_out_it_is_that_of_the_parameters(image:
     plain = nn.Sequential(conv(3, 8), nn.ReLU(), nn.Conv2d(8, 4, 1))
     scripted = nn.Sequential(conv(3, 8), torch.jit.script(plain[1]), nn.Conv2d(8, 4, 1))
     assert SelfAdapt(scripted, steps=1, **QUICK).selection.names == ("2.weight", "2.bias")
+
+
+class Patches(nn.Module):
+    """Cuts off what is no whole patch."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Conv2d(3, 8, side, side), nn.BatchNorm2d(8)
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(x)).relu())
+
+
+@pytest.mark.parametrize("side", [1, 2, 4, 14, 16])
+def test_networks_of_patches_see_the_border_of_an_image(side: int) -> None:
+    method = Source(seeded(lambda: Patches(side)))
+    assert method.interface.divisor == side
+    image = random_image(33, 47)
+    other = image.clone()
+    other[:, :, -1] = 1 - other[:, :, -1]
+    assert not torch.equal(method(image).probs[:, :, -1], method(other).probs[:, :, -1])

@@ -1,7 +1,7 @@
 """Find out what a network takes and gives, from what its library records and by trying it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -103,11 +103,16 @@ class Probe:
         self.model = model
         self._weights = {name: value.detach().clone() for name, value in model.named_parameters()}
 
-    def scores(self, interface: Interface, size: Size, contrast: float = 1.0) -> Tensor | None:
-        """Return the scores for noise of the given size, or None where the network refuses."""
+    def scores(
+        self, interface: Interface, size: Size, contrast: float = 1.0, altered: Any = None
+    ) -> Tensor | None:
+        """Return the scores for noise of the given size, or None where the network refuses.
+
+        The noise may have another contrast, and be altered in places.
+        """
         with lent(self.model), torch.inference_mode(False), torch.no_grad():
             try:
-                output = self._run(interface, size, contrast)
+                output = self._run(interface, size, contrast, altered)
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # networks refuse a size in many ways
@@ -115,10 +120,24 @@ class Probe:
             scores = interface.scores(output)
         return scores if scores.numel() else None
 
-    def _run(self, interface: Interface, size: Size, contrast: float = 1.0) -> Any:
+    def sees_all(self, interface: Interface, size: Size, scores: Tensor) -> bool:
+        """Say whether scores depend on the last row and the last column of an image."""
+        if bool((scores == scores.flatten()[0]).all()):
+            return True  # as far as one can tell
+        for last in ((..., -1, slice(None)), (..., -1)):
+            other = self.scores(interface, size, altered=last)
+            if other is not None and _identical(other, scores):
+                return False
+        return True
+
+    def _run(
+        self, interface: Interface, size: Size, contrast: float = 1.0, altered: Any = None
+    ) -> Any:
         generator = torch.Generator().manual_seed(0)
         shape = 1, interface.channels or 3, *size
         noise = contrast * torch.randn(shape, generator=generator, device="cpu")
+        if altered is not None:
+            noise[altered] += 1
         weights = self._weights.values()
         noise = noise.to(next((w.detach() for w in weights if w.is_floating_point()), noise))
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
@@ -183,15 +202,37 @@ def _tried(model: nn.Module, interface: Interface) -> dict[str, Any]:
     attempts = [(channels, rule) for channels in counts for rule in _divisor_rules(interface, 128)]
     attempts += [(counts[0], rule) for rule in _divisor_rules(interface, 512)]
     attempts += [(counts[0], rule) for rule in _fixed_rules(model, interface)]
+    taken = _first_taken(probe, interface, attempts)
+    if taken is None:
+        return {"channels": counts[0], "divisor": 1, "activated": bool(interface.activated)}
+    channels, size, rule, scores = taken
+    attempt = replace(interface, channels=channels)
+    if "divisor" in rule:
+        rule["minimum"] = _minimum(probe, attempt, rule["divisor"], scores.shape[1])
+    if interface.activated is None:
+        rule["activated"] = _is_activated(probe, attempt, scores, size)
+    return {"channels": channels, **rule}
+
+
+def _first_taken(
+    probe: Probe, interface: Interface, attempts: Sequence[tuple[int, tuple[Size, dict[str, Any]]]]
+) -> tuple[int, Size, dict[str, Any], Tensor] | None:
+    """Return the first channels, size and rule that the network takes, and its scores.
+
+    Networks of patches cut off what is no whole patch, without a word: a larger divisor, with which
+    they see all of an image, is better.
+    """
+    cut = None
     for channels, (size, rule) in attempts:
+        if cut is not None and ("divisor" not in rule or max(size) > 2 * max(cut[1])):
+            break
         attempt = replace(interface, channels=channels)
         if (scores := probe.scores(attempt, size)) is not None:
-            if "divisor" in rule:
-                rule["minimum"] = _minimum(probe, attempt, rule["divisor"], scores.shape[1])
-            if interface.activated is None:
-                rule["activated"] = _is_activated(probe, attempt, scores, size)
-            return {"channels": channels, **rule}
-    return {"channels": counts[0], "divisor": 1, "activated": bool(interface.activated)}
+            taken = channels, size, rule, scores
+            if interface.divisor or "divisor" not in rule or probe.sees_all(attempt, size, scores):
+                return taken
+            cut = cut or taken
+    return cut
 
 
 def _divisor_rules(interface: Interface, base: int) -> Iterator[tuple[Size, dict[str, Any]]]:
