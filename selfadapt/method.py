@@ -101,7 +101,6 @@ class Method(ABC):
         self.interface, self._draws, self._writes = self._detect(interface)
         if self._draws:  # what is random differs from run to run
             self.fast = replace(self.fast, reuse=False, graphs=False)
-        self._graphs = Graphs(self.model)
         self.notes = self._model_notes(interface)
 
     @property
@@ -113,6 +112,7 @@ class Method(ABC):
     def alpha(self, alpha: Alpha) -> None:
         self.san = find_san(self.model, alpha)
         self._alpha = alpha
+        self._graphs = Graphs(self.model)  # what was recorded had another
 
     @property
     def mode(self) -> ModeName:
