@@ -49,6 +49,8 @@ class Episode:
     ) -> None:
         self.interface, self.fast = interface, fast
         weights = {name: _wide(value.detach()) for name, value in model.named_parameters()}
+        if gone := [name for name in tuned if name not in weights]:
+            raise ValueError(f"the network had {gone[0]} when this method was made: make it anew")
         if copies:
             weights = {name: value.clone() for name, value in weights.items()}
         self.device = next(iter(weights.values()), torch.empty(0)).device

@@ -650,3 +650,12 @@ def test_networks_of_patches_see_the_border_of_an_image(side: int) -> None:
     other = image.clone()
     other[:, :, -1] = 1 - other[:, :, -1]
     assert not torch.equal(method(image).probs[:, :, -1], method(other).probs[:, :, -1])
+
+
+def test_a_network_that_has_other_layers_now_takes_a_new_method(
+    tiny: nn.Module, image: Tensor
+) -> None:
+    method = SelfAdapt(tiny, adapt=["head"], steps=1, **QUICK)
+    nn.utils.parametrizations.weight_norm(tiny.head)
+    with pytest.raises(ValueError, match=r"had head\.weight when this method was made"):
+        method(image)
