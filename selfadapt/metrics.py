@@ -107,8 +107,7 @@ def start_count(label: Tensor, probs: Tensor) -> Callable[[], Counts]:
     """
     num = len(probs)
     cells = (num + 1) * num, (num + 1) * BINS * 2, (num + 1) * BINS  # a row for what is wrong
-    add_up = _sums_on_gpu if _has_kernel(probs) else _sums
-    sums = add_up(label, probs, cells)
+    sums = (_sums_on_gpu if _has_kernel(probs) else _sums)(label, probs, cells)
     if not sums.is_cuda:
         return lambda: _counts(sums.cpu().numpy(), num, cells)
     host = torch.empty_like(sums, device="cpu", pin_memory=True).copy_(sums, non_blocking=True)

@@ -296,8 +296,11 @@ def _restore(records: list[_Record], lending: Lending) -> None:
             for name in table.keys() - content.keys():
                 del table[name]
         for items, before in record.lists:
-            items.clear()
-            items.extend(before)
+            if isinstance(items, list):
+                items[:] = before
+            else:
+                items.clear()
+                items.extend(before)
         for generator, state in record.dice:
             generator.set_state(state)
         for tensor, value in record.tensors:
