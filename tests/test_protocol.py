@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import assert_same, snapshot
+from conftest import assert_same, seeded, snapshot
 from evaluations import (
     Place,
     Sample,
@@ -933,7 +933,7 @@ def test_equal_trials_are_one(place: Place, tmp_path: Path) -> None:
 
 def test_a_network_with_one_output_is_scored_as_two_classes(place: Place, tmp_path: Path) -> None:
     """Its class is that of pixels which are more likely than not of it."""
-    model = create_model("deeplabv1_resnet18_slim", classes=["car"])
+    model = seeded(lambda: create_model("deeplabv1_resnet18_slim", classes=["car"]))
     save_model(model, tmp_path / "binary.safetensors")
     content = small(
         place,
