@@ -3,7 +3,7 @@
 Both are sums over pixels, so they are gathered image by image, exactly and without storing pixels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,27 +97,10 @@ def count(label: Tensor, probs: Tensor) -> Counts:
         tensor([[1, 0],
                 [1, 0]])
     """
-    return start_count(label, probs)()
-
-
-def start_count(label: Tensor, probs: Tensor) -> Callable[[], Counts]:
-    """Start to count an image, and return what waits for the GPU and gives the counts.
-
-    Neither ``label`` nor ``probs`` is kept: they may go meanwhile.
-    """
     num = len(probs)
     cells = (num + 1) * num, (num + 1) * BINS * 2, (num + 1) * BINS  # a row for what is wrong
     sums = (_sums_on_gpu if _has_kernel(probs) else _sums)(label, probs, cells)
-    if not sums.is_cuda:
-        return lambda: _counts(sums.cpu().numpy(), num, cells)
-    host = torch.empty_like(sums, device="cpu", pin_memory=True).copy_(sums, non_blocking=True)
-    copied = torch.cuda.current_stream(sums.device).record_event()
-
-    def finish() -> Counts:
-        copied.synchronize()
-        return _counts(host.numpy(), num, cells)
-
-    return finish
+    return _counts(sums.cpu().numpy(), num, cells)
 
 
 Cells = tuple[int, int, int]

@@ -1,15 +1,23 @@
 """Evaluations on a GPU: the rows know its memory, and the scores are those of the CPU."""
 
 import csv
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from runs import CLASSES, domain, run_cli, write_domain
-from selfadapt.metrics import count, start_count
+from selfadapt.journal import Journal
+from selfadapt.metrics import count
 from selfadapt.models import create_model, save_model
+from selfadapt.protocol import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
+from selfadapt.protocol.domains import Domain, open_domains
+from selfadapt.protocol.evaluate import Evaluation, Loaded
+from selfadapt.protocol.rows import Key, counts_of
+from selfadapt.protocol.trials import Trial, trial_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,23 +65,49 @@ def test_an_evaluation_on_a_gpu_scores_as_on_the_cpu(tmp_path: Path) -> None:
     assert all(float(peak) > 1 for peak in memory["cuda"])
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-def test_counts_are_of_maps_that_are_gone_and_overwritten(kind: torch.dtype) -> None:
-    """The GPU counts while it is told what follows, which may be given the memory of the maps."""
-    generator = torch.Generator().manual_seed(0)
-    started, expected = [], []
-    for _ in range(20):
-        probs = torch.rand(5, 700, 900, generator=generator).softmax(dim=0).to(kind)
-        label = torch.randint(0, 5, (700, 900), generator=generator, dtype=torch.uint8)
-        expected.append(count(label, probs))
-        there, known = probs.cuda(), label.cuda()
-        started.append(start_count(known, there))
-        del there, known
-        for _ in range(3):
-            torch.ones(5, 700, 900, dtype=kind, device="cuda").mul_(7)
-            torch.ones(700, 900, dtype=torch.uint8, device="cuda").mul_(3)
-    for finish, one in zip(started, expected, strict=True):
-        found = finish()
-        assert found.confusion.equal(one.confusion)
-        assert found.bins.equal(one.bins)
-        assert found.gaps.equal(one.gaps)
+def test_each_row_counts_the_map_of_its_own_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another stream counts an image while the next is segmented, in the memory that is free."""
+    for seed, name in enumerate(("dusk", "fog")):
+        write_domain(tmp_path / name, 12, seed, sizes=((900, 700),))
+    looks = [
+        DomainConfig(dataset="folder", root=str(tmp_path / name), split="all", classes=CLASSES)
+        for name in ("dusk", "fog")
+    ]
+    config = EvaluateConfig(
+        networks={"net": NetworkConfig(place="deeplabv1_resnet18_slim")},
+        classes=CLASSES,  # the network has more: the GPU is not done when the method is
+        validation=looks[0],
+        targets=[looks[1]],
+        methods=[MethodConfig(method="san", settings={"fast": False})],
+    )
+    domains = open_domains(config)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = create_model("deeplabv1_resnet18_slim").cuda()
+    maps: list[tuple[torch.Tensor, torch.Tensor]] = []
+    predict = Evaluation.predict
+
+    def remember(self: Evaluation, domain: Domain, loaded: Loaded, trial: Trial) -> Any:
+        probs, result = predict(self, domain, loaded, trial)
+        maps.append((loaded.label, probs.clone()))
+        return probs, result
+
+    monkeypatch.setattr(Evaluation, "predict", remember)
+    with closing(Journal(tmp_path, Key)) as journal:
+        run = Evaluation(config, domains, {"net": model}, journal)
+        with run.progress() as progress:
+            trial = trial_of(config, config.methods[0])
+            run.measure(domains[1], [trial], "fog", progress)
+        rows = list(journal.rows().values())
+    assert len(rows) == len(maps) == 12
+    for row, (label, probs) in zip(rows, maps, strict=True):
+        found, expected = counts_of(row), count(label, probs.cpu())
+        assert found.confusion.equal(expected.confusion)
+        assert found.bins.equal(expected.bins)
+        assert found.gaps.equal(expected.gaps)
+    own = [
+        row["mb"] - sum(kept.nbytes for _, kept in maps[:n]) / 2**20 for n, row in enumerate(rows)
+    ]
+    assert own == pytest.approx([own[0]] * 12, abs=3)  # a map that is counted has 7 MiB

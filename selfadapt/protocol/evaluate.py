@@ -39,7 +39,7 @@ from selfadapt.images import enlarged, load_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names
 from selfadapt.methods import Segments
-from selfadapt.metrics import Counts, in_space, iou, start_count
+from selfadapt.metrics import Counts, count, in_space, iou
 from selfadapt.protocol.domains import Domain, open_domains
 from selfadapt.protocol.folder import RunFolder
 from selfadapt.protocol.pictures import draw_pictures
@@ -60,6 +60,9 @@ from selfadapt.result import Result
 
 POLL = 0.5
 """Seconds between two looks at what has been done, here and by other processes."""
+LONGEST_PAUSE = 0.05
+"""Seconds that the row of an image waits at most, on a GPU, for the middle of the next image: then
+the thread that segments it waits for the GPU, and does not need Python nor the driver itself."""
 
 
 def evaluate(
@@ -162,6 +165,9 @@ class Evaluation:
         self.config, self.domains, self.models = config, domains, models
         self.journal, self.rank, self.world = journal, rank, world
         self._methods: dict[str, Segments] = {}
+        self._device = next(next(iter(models.values())).parameters()).device
+        self._beside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._counted: Tensor | None = None  # the last map, which is counted on that stream
 
     def tune(self) -> dict[str, Choice]:
         """Choose the settings of every method; return what was tried and chosen, by label."""
@@ -215,14 +221,18 @@ class Evaluation:
                 if one is not None:
                     progress.advance(one)
 
-        with ThreadPoolExecutor(1) as clerk:  # notes a row while the next image is segmented
+        with ThreadPoolExecutor(1) as clerk:  # notes a row while a GPU segments the next image
             noted = clerk.submit(lambda: None)
             for number, loaded in self._read(domain, list(missing)):
                 for trial in missing[number]:
                     row_of_image = self._segment(domain, number, loaded, trial)
-                    noted.result()
-                    noted = clerk.submit(note, row_of_image, trial)
+                    if self._beside is None:  # a CPU has no hand free
+                        note(row_of_image, trial)
+                    else:
+                        noted.result()
+                        noted = clerk.submit(note, row_of_image, trial)
             noted.result()
+        self._counted = None
         self._wait(domain, trials, lambda: progress.update(task, said="waiting for the others"))
 
     def load(self, domain: Domain, number: int) -> Loaded:
@@ -265,33 +275,42 @@ class Evaluation:
         if isinstance(loaded, Exception):
             unread = self._failed(key, str(loaded))
             return lambda: unread
-        device = next(self.models[trial.networks[0]].parameters()).device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        label = loaded.label.to(device, non_blocking=True)  # is there when it is needed
-        megabytes = None
+        if self._beside is not None:
+            torch.cuda.reset_peak_memory_stats(self._device)
         try:
             probs, result = self.predict(domain, loaded, trial)
-            if device.type == "cuda":
-                memory = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
-                megabytes = memory["peak"] / 2**20
-            counts = start_count(label.to(probs.device), probs)
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(f"{key.domain}, {key.image}, {trial.method}") from error
         except (ValueError, RuntimeError, TypeError, LookupError, AssertionError) as error:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)  # raises again if it is the GPU that is broken
+            if self._beside is not None:
+                torch.cuda.synchronize(self._device)  # raises again if it is the GPU that is broken
             failed = self._failed(key, _reason(trial, error))
             return lambda: failed
-        seconds, notes = result.seconds, result.notes  # its maps need not wait for the counts
+        megabytes = None if self._beside is None else self._peak(probs)
+        seconds, notes = result.seconds, result.notes  # its other maps need not wait for the row
 
         def row_of_image() -> Row:
+            if self._beside is not None:
+                time.sleep(min(seconds / 2, LONGEST_PAUSE))
             try:
-                return row_of(key, counts(), seconds, megabytes, notes)
+                with torch.cuda.stream(self._beside):
+                    counts = count(loaded.label.to(probs.device, non_blocking=True), probs)
             except ValueError as error:
                 return self._failed(key, _reason(trial, error))
+            return row_of(key, counts, seconds, megabytes, notes)
 
         return row_of_image
+
+    def _peak(self, probs: Tensor) -> float:
+        """Return the memory that an image took on a GPU, in MiB, once its map is there.
+
+        The map of the image before was there all the time; it may go now.
+        """
+        torch.cuda.current_stream(self._device).synchronize()
+        memory = torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
+        before = 0 if self._counted is None else self._counted.untyped_storage().nbytes()
+        self._counted = probs
+        return (memory["peak"] - before) / 2**20
 
     def _failed(self, key: Key, reason: str) -> Row:
         if self.config.unreadable == "stop":
