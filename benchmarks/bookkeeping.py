@@ -27,7 +27,7 @@ from torch import Tensor
 from selfadapt import create_model
 from selfadapt.data import Sample
 from selfadapt.devices import find_device
-from selfadapt.images import load_image
+from selfadapt.images import read_image
 from selfadapt.journal import Journal
 from selfadapt.protocol import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
 from selfadapt.protocol.domains import Domain
@@ -87,17 +87,17 @@ def main() -> None:
     rng = np.random.default_rng(0)
     picture = rng.integers(0, 255, (args.height, args.width, 3), np.uint8)
     label = rng.integers(0, 19, (args.height, args.width), np.uint8)
-    image = load_image(Image.fromarray(picture))
+    image, true = read_image(Image.fromarray(picture)), torch.from_numpy(label)
+    if device.type == "cuda":
+        image, true = image.pin_memory(), true.pin_memory()
     trial = trial_of(config, config.methods[0])
     domains = [Domain(one, one.open(config.space)) for one in config.domains]
     models = {"net": create_model(args.model).to(device)}
     sample = Sample("one", Image.fromarray(picture), label)
-    true = torch.from_numpy(label)
-    loaded = Loaded(sample, image, true.pin_memory() if device.type == "cuda" else true)
     alone, added, memory = [], [], []
     with TemporaryDirectory() as folder, closing(Journal(Path(folder), Key)) as journal:
         run = OneImage(config, domains, models, journal)
-        run.loaded = loaded
+        run.loaded = Loaded(sample, image, true)
         for _ in range(2 + args.rounds):
             alone.append(run.milliseconds(run.segment, trial))
             with run.progress() as progress:

@@ -35,7 +35,7 @@ from torch import Tensor
 from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.data import Sample
 from selfadapt.devices import find_device, process_number
-from selfadapt.images import enlarged, load_image
+from selfadapt.images import enlarged, read_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names
 from selfadapt.methods import Segments
@@ -238,9 +238,11 @@ class Evaluation:
     def load(self, domain: Domain, number: int) -> Loaded:
         """Read an image, enlarged as the recipe says, and its label."""
         sample = domain.data[number]
-        image = load_image(enlarged(sample.image, domain.config.scale))
+        image = read_image(enlarged(sample.image, domain.config.scale))
         label = torch.from_numpy(sample.label)
-        return Loaded(sample, image, label.pin_memory() if torch.cuda.is_available() else label)
+        if self._beside is not None:  # from there they reach a GPU faster
+            image, label = image.pin_memory(), label.pin_memory()
+        return Loaded(sample, image, label)
 
     def _read(
         self, domain: Domain, numbers: Sequence[int]
