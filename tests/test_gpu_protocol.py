@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from runs import CLASSES, domain, run_cli, write_domain
+from selfadapt.baselines import SaNOnly
 from selfadapt.journal import Journal
 from selfadapt.metrics import count
 from selfadapt.models import create_model, save_model
@@ -65,12 +66,14 @@ def test_an_evaluation_on_a_gpu_scores_as_on_the_cpu(tmp_path: Path) -> None:
     assert all(float(peak) > 1 for peak in memory["cuda"])
 
 
+@pytest.mark.parametrize("fast", [False, True])
 def test_each_row_counts_the_map_of_its_own_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
-    """Another stream counts an image while the next is segmented, in the memory that is free."""
+    """Another stream counts an image while the next is segmented, or recorded."""
+    sizes = ((900, 700), (640, 480), (800, 800)) if fast else ((900, 700),)
     for seed, name in enumerate(("dusk", "fog")):
-        write_domain(tmp_path / name, 12, seed, sizes=((900, 700),))
+        write_domain(tmp_path / name, 12, seed, sizes)
     looks = [
         DomainConfig(dataset="folder", root=str(tmp_path / name), split="all", classes=CLASSES)
         for name in ("dusk", "fog")
@@ -80,7 +83,7 @@ def test_each_row_counts_the_map_of_its_own_image(
         classes=CLASSES,  # the network has more: the GPU is not done when the method is
         validation=looks[0],
         targets=[looks[1]],
-        methods=[MethodConfig(method="san", settings={"fast": False})],
+        methods=[MethodConfig(method="san", settings={"fast": fast})],
     )
     domains = open_domains(config)
     with torch.random.fork_rng():
@@ -107,6 +110,11 @@ def test_each_row_counts_the_map_of_its_own_image(
         assert found.confusion.equal(expected.confusion)
         assert found.bins.equal(expected.bins)
         assert found.gaps.equal(expected.gaps)
+    if fast:
+        method = run._methods[trial.key]
+        assert isinstance(method, SaNOnly)
+        assert len(method._graphs._recordings) == len(sizes)
+        return
     own = [
         row["mb"] - sum(kept.nbytes for _, kept in maps[:n]) / 2**20 for n, row in enumerate(rows)
     ]
