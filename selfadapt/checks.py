@@ -1,7 +1,9 @@
-"""Numbers in their ranges, refused with one and the same sentence."""
+"""Settings that are not what they must be, refused with one and the same sentence."""
 
+from dataclasses import fields
 from math import inf
 from numbers import Integral, Real
+from typing import Any
 
 
 def check_number(
@@ -19,3 +21,10 @@ def check_number(
         sort = "a whole number" if whole else "a number"
         span = f"{low} or more" if high == inf else f"{low} to {high}"
         raise ValueError(f"{name} must be {sort}, {span}, got {value!r}")
+
+
+def check_given(config: Any) -> None:
+    """Raise ValueError where a setting of a dataclass is null that may not be."""
+    for one in fields(config):
+        if getattr(config, one.name) is None and one.default is not None:
+            raise ValueError(f"{one.name} must have a value, got null; or leave it out")

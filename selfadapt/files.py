@@ -1,8 +1,9 @@
 """Files that are whole or not there at all."""
 
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -26,7 +27,18 @@ def written_whole(path: Path) -> Iterator[Path]:
             f"{path} could not be written ({error.strerror or error}); nothing of it was changed"
         ) from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # on a disk that cannot be written to
+            aside.unlink(missing_ok=True)
+
+
+def file_name(text: str) -> str:
+    """Return a text as a file may be called, shortened to 100 bytes.
+
+    Example:
+        >>> file_name("night, san/1")
+        'night_san_1'
+    """
+    return re.sub(r"[^\w.-]+", "_", text).encode()[:100].decode(errors="ignore")
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:

@@ -95,7 +95,10 @@ class Journal(Generic[K]):
 
 
 def _key_of(row: Row, kind: Any) -> Any:
-    return kind(*(row[name] for name in kind._fields))
+    try:
+        return kind(*(row[name] for name in kind._fields))
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"a row of another kind is among the others: {error} is missing") from None
 
 
 def read_rows(
@@ -128,8 +131,11 @@ def read_errors(folder: Path, kind: type[K]) -> dict[K, str]:
     return {key: reason for key, reason in errors.items() if key not in done}
 
 
-def _rows(path: Path, start: int) -> Iterator[tuple[Row, int]]:
-    """Yield the whole rows of a file from a byte on, and where each ends."""
+def _rows(path: Path, start: int, *, again: bool = False) -> Iterator[tuple[Row, int]]:
+    """Yield the whole rows of a file from a byte on, and where each ends.
+
+    A line that is not whole is read ``again``: its process may just be putting it right.
+    """
     with path.open("rb") as file:
         file.seek(start)
         for line in file:
@@ -137,6 +143,9 @@ def _rows(path: Path, start: int) -> Iterator[tuple[Row, int]]:
                 return
             checksum, _, text = line.rstrip(b"\n").partition(b" ")
             if f"{crc32(text):08x}".encode() != checksum:
+                if not again:
+                    yield from _rows(path, start, again=True)
+                    return
                 raise ValueError(
                     f"a row in {path}, from byte {start} on, is not as it was written; restore "
                     "the file, or remove that line and its image is done again"

@@ -70,7 +70,7 @@ def check_method(name: str, settings: Iterable[str]) -> None:
     for setting in settings:
         if setting not in known:
             raise ValueError(
-                f"the method {name!r} has no setting {setting!r};{nearest(setting, known)} "
+                f"the method {name!r} has no setting {setting!r};{nearest(str(setting), known)} "
                 f"it has {', '.join(known)}"
             )
 

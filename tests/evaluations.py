@@ -20,7 +20,7 @@ from PIL import Image
 
 from runs import CLASSES, IGNORE, domain, scene, write_domain
 from selfadapt.cli import main
-from selfadapt.images import load_image
+from selfadapt.images import read_image
 from selfadapt.method import Method
 from selfadapt.methods import create_method
 from selfadapt.models.checkpoint import load_model, save_model
@@ -241,7 +241,7 @@ def segmented(
 
 def fail_on(patch: pytest.MonkeyPatch, path: Path, method: type[Method], **settings: Any) -> None:
     """Let a method fail on an image, if it has these settings."""
-    image, real = load_image(path), Method.__call__
+    image, real = read_image(path), Method.__call__
 
     def segment(self: Method, given: Any, **how: Any) -> Result:
         same = given.shape == image.shape and bool((given == image).all())

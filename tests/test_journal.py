@@ -35,7 +35,7 @@ from evaluations import (
 from runs import CLASSES, rows, run_cli, start_cli, write_domain, write_recipe
 from selfadapt import journal as journal_module
 from selfadapt.baselines import SaNOnly
-from selfadapt.images import load_image
+from selfadapt.images import read_image
 from selfadapt.journal import Journal, read_rows
 from selfadapt.method import Method
 from selfadapt.models.checkpoint import load_model, save_model
@@ -817,7 +817,7 @@ def test_an_image_that_cannot_be_counted_is_a_row_with_its_reason(
 ) -> None:
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        segment, bad = Method.__call__, load_image(place.root / "dim/images/02.png")
+        segment, bad = Method.__call__, read_image(place.root / "dim/images/02.png")
 
         def broken(self: Method, image: Any, **kwargs: Any) -> Result:
             result = segment(self, image, **kwargs)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from selfadapt.checks import check_number
+from selfadapt.checks import check_given, check_number
 from selfadapt.data.catalog import Description
 from selfadapt.data.finding import describe, find_listing
 from selfadapt.data.layouts import Listing, Pair
@@ -43,6 +43,7 @@ class DataConfig:
     """Only the first so many pairs are taken; of streets so many scenes are rendered."""
 
     def __post_init__(self) -> None:
+        check_given(self)
         check_number("scale", self.scale, 0.05, 20)
         if self.limit is not None:
             check_number("limit", self.limit, 1, whole=True)

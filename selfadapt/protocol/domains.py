@@ -30,10 +30,17 @@ class Domain:
         """The names of its images, in order."""
         return [pair.name for pair in self.data.pairs]
 
+    def file_sizes(self, number: int) -> list[int] | None:
+        """Return the bytes of an image and of its label, where they are files that are there."""
+        pair = self.data.pairs[number]
+        sizes = [_size(path) for path in (pair.image, pair.label)]
+        return None if self.config.dataset == "streets" or min(sizes) < 0 else sizes
+
     def fingerprint(self) -> str:
         """Return a short text that changes with the names of the images and what labels mean.
 
-        Their content is left out, so that a damaged file can be repaired.
+        Their content is left out, so that a damaged file can be repaired; the sizes of the files
+        stand in the rows.
         """
         content = self.names, sorted(self.data.table.ids.items()), self.config.scale
         return f"{len(self.data)} images, {crc32(repr(content).encode()):08x}"
@@ -43,6 +50,7 @@ def open_domains(config: EvaluateConfig) -> list[Domain]:
     """Open the validation domain and the targets, and refuse images that are in two of them."""
     domains = [Domain(one, _rooted(one, config).open(config.space)) for one in config.domains]
     for domain in domains:
+        _check_names(domain)
         _check_sizes(domain)
     _check_shared(domains)
     return domains
@@ -53,6 +61,18 @@ def _rooted(domain: DomainConfig, config: EvaluateConfig) -> DomainConfig:
     if domain.root is not None or domain.dataset in ("streets", "folder"):
         return domain
     return replace(domain, root=str(Path(config.data) / domain.dataset.partition("-")[0]))
+
+
+def _check_names(domain: Domain) -> None:
+    """Refuse names that no table could hold."""
+    for name in domain.names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{domain.label}: the name of an image must be text in UTF-8, got {name!a}; "
+                "rename the file"
+            ) from None
 
 
 def _check_sizes(domain: Domain) -> None:
@@ -70,7 +90,7 @@ def _check_sizes(domain: Domain) -> None:
 
 
 def _check_shared(domains: Sequence[Domain]) -> None:
-    """Compare images by their content, those of one size only: a copy is as good as the image."""
+    """Compare image files, those of one size only: a copy is as good as the image."""
     by_size: dict[int, list[tuple[Domain, Pair]]] = defaultdict(list)
     for domain in domains:
         for pair in domain.data.pairs:
@@ -81,7 +101,10 @@ def _check_shared(domains: Sequence[Domain]) -> None:
             continue
         seen: dict[int, tuple[Domain, Pair]] = {}
         for domain, pair in found:
-            content = crc32(pair.image.read_bytes())
+            try:
+                content = crc32(pair.image.read_bytes())
+            except OSError:  # it is reported when it is read
+                continue
             other, same = seen.setdefault(content, (domain, pair))
             if other is not domain and same.image.read_bytes() == pair.image.read_bytes():
                 raise ValueError(

@@ -125,6 +125,8 @@ class Loaded(NamedTuple):
     sample: Sample
     image: Tensor
     label: Tensor
+    sizes: list[int] | None = None
+    """Bytes of the two files, where they are in files."""
 
 
 class Running:
@@ -242,7 +244,7 @@ class Evaluation:
         label = torch.from_numpy(sample.label)
         if self._beside is not None:  # from there they reach a GPU faster
             image, label = image.pin_memory(), label.pin_memory()
-        return Loaded(sample, image, label)
+        return Loaded(sample, image, label, domain.file_sizes(number))
 
     def _read(
         self, domain: Domain, numbers: Sequence[int]
@@ -299,7 +301,7 @@ class Evaluation:
                     counts = count(loaded.label.to(probs.device, non_blocking=True), probs)
             except ValueError as error:
                 return self._failed(key, _reason(trial, error))
-            return row_of(key, counts, seconds, megabytes, notes)
+            return row_of(key, counts, seconds, megabytes, notes, loaded.sizes)
 
         return row_of_image
 

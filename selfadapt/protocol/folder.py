@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from selfadapt.files import make_folder, written_whole
-from selfadapt.journal import lock_rows
+from selfadapt.journal import lock_rows, read_rows
 from selfadapt.models.spec import fingerprint
 from selfadapt.protocol.domains import Domain
 from selfadapt.protocol.recipe import EvaluateConfig
+from selfadapt.protocol.rows import Key
 from selfadapt.protocol.tune import Choice
 from selfadapt.recipes import differences
 from selfadapt.version import __version__
@@ -70,6 +71,7 @@ class RunFolder:
             self._clear()
         elif there:
             self._compare(identity)
+            self._compare_files(domains)
         if self.rank == 0:
             make_folder(self.path)
             self._write_json("record.json", _record(config, identity, models, domains, device))
@@ -83,6 +85,23 @@ class RunFolder:
                 f"{self.path} holds an evaluation that differs ({'; '.join(changed[:5])}); give "
                 "another folder, or use --overwrite to start anew"
             )
+
+    def _compare_files(self, domains: Sequence[Domain]) -> None:
+        """Refuse to go on with other files under the names of those that there are rows of."""
+        places = {
+            (domain.label, name): (domain, number)
+            for domain in domains
+            for number, name in enumerate(domain.names)
+        }
+        for key, row in read_rows(self.rows, Key, lambda key: key[:2] in places).items():
+            domain, number = places[key[:2]]
+            sizes = row.get("bytes")
+            if sizes is not None and sizes != domain.file_sizes(number):
+                raise ValueError(
+                    f"{key.image} of {key.domain} or its label is another file than the one that "
+                    f"{self.path} has a row of: put it back, give another folder, or use "
+                    "--overwrite to start anew"
+                )
 
     def write_choices(self, choices: Mapping[str, Choice]) -> None:
         """Write down what was tried and chosen."""
@@ -165,6 +184,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     parts = ("identity", "recipe", "images", "notes", "classes", "networks", "torch", "device")
     if lacking := [part for part in parts if part not in record]:
         raise ValueError(f"{path} is damaged, it lacks {', '.join(lacking)}; evaluate anew")
+    for part in ("identity", "recipe", "images", "networks"):
+        if not isinstance(record[part], dict):
+            raise ValueError(f"{path} is damaged: {part} holds no names and values; evaluate anew")
     return record
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +12,7 @@ import torch
 from PIL import Image as PILImage
 
 from selfadapt.data import Sample
-from selfadapt.files import make_folder, written_whole
+from selfadapt.files import file_name, make_folder, written_whole
 from selfadapt.images import colored
 from selfadapt.labels import class_colors
 from selfadapt.protocol.results import Results
@@ -59,7 +58,7 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
             results.scores(reference, domain.label)
         )
         for kind, image in _chosen(changes, run.config.pictures):
-            words = re.sub(r"[^\w.-]+", "_", f"{domain.label}-{kind}-{image}")[:100]
+            words = file_name(f"{domain.label}-{kind}-{image}")
             shown = f"{domain.label}/{image}/{results.trial(label).key}"
             name = f"{words}-{crc32(shown.encode()):08x}.png"
             drawn.append(Picture(name, domain.label, image, kind, label, changes[image]))
@@ -106,7 +105,7 @@ def _panel(sample: Sample, maps: list[torch.Tensor], results: Results) -> PILIma
     truth = torch.from_numpy(sample.label).long()
     truth[truth == IGNORE] = ignore
     pictures = [sample.image, *(colored(one, colors) for one in (truth, *maps))]
-    height = round(sample.image.height * WIDTH / sample.image.width)
+    height = max(1, round(sample.image.height * WIDTH / sample.image.width))
     panel = PILImage.new("RGB", (4 * (WIDTH + GAP) - GAP, height), "white")
     for index, picture in enumerate(pictures):
         how = PILImage.Resampling.BILINEAR if index == 0 else PILImage.Resampling.NEAREST

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from selfadapt.checks import check_number
+from selfadapt.checks import check_given, check_number
 from selfadapt.data import DATASETS, DataConfig
 from selfadapt.data.domains import overlap, same_folder
 from selfadapt.labels import ClassSpace, class_space
@@ -30,6 +30,9 @@ class NetworkConfig:
     """Its classes, where they are not known by themselves: a class space, or their names."""
     options: dict[str, str] = field(default_factory=dict)
     """Options of the architecture, of a network by name."""
+
+    def __post_init__(self) -> None:
+        check_given(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +85,21 @@ class MethodConfig:
         return self.label or self.method
 
     def __post_init__(self) -> None:
+        check_given(self)
         check_method(self.method, {**self.settings, **self.tune, **self.sweep})
         if twice := sorted(set(self.settings) & set(self.tune)):
             raise ValueError(f"{self.name}: {twice[0]} is fixed and tuned; give one of the two")
         for kind, values in (*self.tune.items(), *self.sweep.items()):
             if not isinstance(values, list) or not values:
                 raise ValueError(f"{self.name}: {kind} must have values to try, got {values!r}")
-            if len({json.dumps(plain(value)) for value in values}) < len(values):
+            if len(set(map(_written, values))) < len(values):
                 raise ValueError(f"{self.name}: the values of {kind} must differ, got {values}")
+        timed = [*self.tune.get("budget_ms", ()), *self.sweep.get("budget_ms", ())]
+        if any(limit is not None for limit in (self.settings.get("budget_ms"), *timed)):
+            raise ValueError(
+                f"{self.name}: with budget_ms the clock says how many steps are taken, so that no "
+                "two evaluations are the same; give steps"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +131,7 @@ class EvaluateConfig:
     taken from the machine; for more cores there is torchrun."""
 
     def __post_init__(self) -> None:
+        check_given(self)
         if not self.networks:
             raise ValueError("networks must name at least one trained network")
         if not self.methods:
@@ -232,6 +243,15 @@ def _check_names(what: str, names: Iterable[str], advice: str) -> None:
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{times} {what}s are called {name!r}; {advice}")
+
+
+def _written(value: Any) -> str:
+    try:
+        return json.dumps(plain(value))
+    except TypeError:
+        raise ValueError(
+            f"a value to try must be a number, a text or a list of them, got {value!r}"
+        ) from None
 
 
 def plain(value: Any) -> Any:

@@ -93,6 +93,12 @@ class Results:
         return mean(value for value, target in targets if target.in_mean)
 
     @property
+    def averaged(self) -> str:
+        """What the mean is over, in words."""
+        without = [target.label for target in self.config.targets if not target.in_mean]
+        return "targets" + (f" but {', '.join(without)}" if without else "")
+
+    @property
     def validation(self) -> str:
         """The name of the validation domain."""
         return self.config.domains[0].label
@@ -138,7 +144,8 @@ class Results:
         for settings, _ in self.choices[label].tried:
             trial = trial_of(self.config, self.method(label), **settings)
             if trial.key not in scored:
-                own = (key for key in self.errors if key.trial == trial.key)
+                where = self.validation, trial.key
+                own = (key for key in self.errors if (key.domain, key.trial) == where)
                 errors = {key.image: self.errors[key] for key in own if key.image not in told}
                 found[" ".join(f"{name}={value}" for name, value in settings.items())] = errors
         return found
@@ -184,14 +191,24 @@ def read_results(folder: str | Path) -> Results:
             choice = choices[method.name]
             for settings in (choice.chosen, *(tried for tried, _ in choice.tried)):
                 trial_of(config, method, **settings)
+            _check_choice(method, choice)
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{folder / 'chosen.json'} is damaged: it must say what was tried and chosen for each "
-            "method; use selfadapt evaluate with --overwrite to start anew"
+            f"{folder / 'chosen.json'} is damaged: it must say what was tried for each method and "
+            "that the best was chosen; run selfadapt evaluate again, and it is written anew"
         ) from error
     keys = Results(config, choices, {}).trials()
     rows = read_rows(folder / "rows", Key, lambda key: key.trial in keys)
     return Results(config, choices, rows, read_errors(folder / "rows", Key))
+
+
+def _check_choice(method: MethodConfig, choice: Choice) -> None:
+    """Refuse settings that are not those with the highest score on the validation domain."""
+    best = max((score for _, score in choice.tried), default=None)
+    if choice.tried and (choice.chosen, best) not in map(tuple, choice.tried):
+        raise ValueError(f"{choice.chosen} was not chosen")
+    if not (method.tune or method.same_as) and choice.chosen:
+        raise ValueError(f"{method.name} has nothing to choose")
 
 
 def config_of(content: Mapping[str, Any]) -> EvaluateConfig:

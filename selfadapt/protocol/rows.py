@@ -17,11 +17,17 @@ class Key(NamedTuple):
 
 
 def row_of(
-    key: Key, counts: Counts, seconds: float, megabytes: float | None, notes: Sequence[str]
+    key: Key,
+    counts: Counts,
+    seconds: float,
+    megabytes: float | None,
+    notes: Sequence[str],
+    sizes: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Return the row of an image that was segmented."""
+    """Return the row of an image that was segmented; ``sizes``: bytes of its files."""
     return {
         **key._asdict(),
+        "bytes": sizes,
         "confusion": counts.confusion.flatten().tolist(),
         "bins": counts.bins.flatten().tolist(),
         "gaps": counts.gaps.tolist(),

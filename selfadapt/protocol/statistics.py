@@ -20,7 +20,9 @@ EPSILON = 1e-6
 def worse(changes: Iterable[float]) -> list[float]:
     """Return the share of images made worse: at all, by more than 5, by more than 10 points."""
     changes = list(changes)
-    return [sum(c < -limit - EPSILON for c in changes) / max(1, len(changes)) for limit in WORSE]
+    if not changes:
+        return [nan] * len(WORSE)
+    return [sum(c < -limit - EPSILON for c in changes) / len(changes) for limit in WORSE]
 
 
 def change(after: Scores, before: Scores) -> float:

@@ -65,7 +65,7 @@ def domains_table(results: Results) -> Table:
             rows.append((label, results.trial(label).key, domain, *values))
         if len(results.targets) > 1:
             means = _mean_row(results, label, own[1:])
-            rows.append((label, results.trial(label).key, "mean of targets", *means))
+            rows.append((label, results.trial(label).key, f"mean of {results.averaged}", *means))
     return Table(columns, rows)
 
 
@@ -134,7 +134,7 @@ def sweeps_table(results: Results) -> Table:
         for (setting, value), trial in results.sweeps(label).items():
             for domain in (results.validation, *results.targets):
                 scores = results.scores_of(trial, domain)
-                if scores.images:
+                if scores.counts.confusion.any():
                     calibration = ece(scores.counts)
                     rows.append((label, setting, value, domain, scores.mean_iou, calibration))
     return Table(("method", "setting", "value", "domain", "mIoU", "ECE_10"), rows)

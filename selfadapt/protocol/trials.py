@@ -121,8 +121,9 @@ def check_training(config: EvaluateConfig) -> None:
     """
     for name, network in config.networks.items():
         places = [Path(place) for place in (network.place, network.weights) if place is not None]
+        places += [place.resolve() for place in places]  # a link is found beside what it is of
         folders = [place.parent if place.is_file() else place for place in places]
-        paths = [folder / "recipe.json" for folder in folders]
+        paths = [folder / "recipe.json" for folder in dict.fromkeys(folders)]
         known = [seen for path in paths if path.is_file() for seen in _domains_seen(path)]
         for does, seen in known:
             for target in config.targets:

@@ -19,9 +19,9 @@ def curves(
     """Draw a line for each name; ``marked`` are places on the x axis, such as what was chosen."""
     figure, axes = _figure(6, 3.8)
     for number, (name, points) in enumerate(lines.items()):
-        axes.plot(*zip(*points, strict=True), marker=".", color=_color(number), label=name)
+        axes.plot(*zip(*points, strict=True), marker=".", color=_color(number), label=_said(name))
     for name, place in (marked or {}).items():
-        axes.axvline(place, color="#999999", linestyle=":", linewidth=1, label=name)
+        axes.axvline(place, color="#999999", linestyle=":", linewidth=1, label=_said(name))
     axes.set(xlabel=x, ylabel=y)
     axes.legend(fontsize=8)
     return figure
@@ -33,11 +33,13 @@ def scatter(groups: Mapping[str, Sequence[tuple[float, float, str]]], x: str, y:
     for number, (name, points) in enumerate(groups.items()):
         places = [(a, b) for a, b, _ in points]
         axes.plot(
-            *zip(*places, strict=True), linestyle="-" if len(points) > 1 else "", label=name,
+            *zip(*places, strict=True), linestyle="-" if len(points) > 1 else "", label=_said(name),
             marker=MARKERS[number // len(COLORS) % len(MARKERS)], color=_color(number),
         )  # fmt: skip
         for a, b, text in points if len(points) > 1 else ():
-            axes.annotate(text, (a, b), xytext=(4, -10), textcoords="offset points", fontsize=7)
+            axes.annotate(
+                _said(text), (a, b), xytext=(4, -10), textcoords="offset points", fontsize=7
+            )
     axes.set(xlabel=x, ylabel=y, xscale="log")
     ticks = need("matplotlib.ticker", "report")
     axes.xaxis.set_major_locator(ticks.LogLocator(subs=(1, 2, 5)))
@@ -57,7 +59,7 @@ def reliability_diagrams(bins: Mapping[str, Tensor]) -> Any:
         place.plot([0, 1], [0, 1], color="#999999", linestyle=":")
         place.plot(confidence, accuracy, marker="o", markersize=3, color=COLORS[0])
         place.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
-        place.set_title(name, fontsize=9)
+        place.set_title(_said(name), fontsize=9)
     return figure
 
 
@@ -69,9 +71,14 @@ def histograms(changes: Mapping[str, Sequence[float]]) -> Any:
     for number, (name, values) in enumerate(changes.items()):
         places[number].hist([100 * value for value in values], edges, color=_color(number))
         places[number].axvline(0, color="black", linewidth=0.8)
-        places[number].set_title(name, fontsize=9)
+        places[number].set_title(_said(name), fontsize=9)
         places[number].set(xlabel="change of IoU (points)", ylabel="images")
     return figure
+
+
+def _said(text: str) -> str:
+    """Return a text as it is to be read: no formula, and not hidden from a legend."""
+    return (f" {text}" if text.startswith("_") else text).replace("$", r"\$")
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:

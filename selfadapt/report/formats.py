@@ -43,9 +43,10 @@ class Grid:
 
 def to_markdown(grid: Grid) -> str:
     """Return a Markdown table."""
-    lines = [_bars(grid.columns), _bars(["---"] * len(grid.columns))]
+    lines = [_bars([*map(_for_markdown, grid.columns)]), _bars(["---"] * len(grid.columns))]
     for row in grid.texts():
-        lines.append(_bars([f"**{text}**" if best else text for text, best in row]))
+        cells = ((_for_markdown(text), best) for text, best in row)
+        lines.append(_bars([f"**{text}**" if best else text for text, best in cells]))
     return "\n".join(lines) + "\n"
 
 
@@ -53,10 +54,11 @@ def to_latex(grid: Grid) -> str:
     """Return a LaTeX tabular, for the package booktabs."""
     ends = " \\\\"
     lines = [f"\\begin{{tabular}}{{l{'r' * (len(grid.columns) - 1)}}}", "\\toprule"]
-    lines += [" & ".join(map(_escaped, grid.columns)) + ends, "\\midrule"]
+    lines += [" & ".join(map(_for_latex, grid.columns)) + ends, "\\midrule"]
     for row in grid.texts():
-        cells = (f"\\textbf{{{_escaped(text)}}}" if best else _escaped(text) for text, best in row)
-        lines.append(" & ".join(cells) + ends)
+        cells = ((_for_latex(text), best) for text, best in row)
+        line = " & ".join(f"\\textbf{{{t}}}" if best else t for t, best in cells) + ends
+        lines.append(f"{{}}{line}" if line[0] in "[*" else line)  # not what ends the row before
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
 
@@ -83,11 +85,16 @@ def to_html(grid: Grid) -> str:
     return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
 
 
-def _bars(cells: tuple[str, ...] | list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _bars(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
-def _escaped(text: str) -> str:
+def _for_markdown(text: str) -> str:
+    words = {"<": "&lt;", "\n": " ", **{sign: f"\\{sign}" for sign in "\\|*`"}}
+    return "".join(words.get(sign, sign) for sign in text)
+
+
+def _for_latex(text: str) -> str:
     words = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
-    words |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    words |= {"\n": " ", **{sign: f"\\{sign}" for sign in "&%$#_{}"}}
     return "".join(words.get(sign, sign) for sign in text)

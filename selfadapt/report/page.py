@@ -3,12 +3,11 @@
 import base64
 import html
 import io
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfadapt.files import make_folder, written_whole
+from selfadapt.files import file_name, make_folder, written_whole
 from selfadapt.protocol.folder import read_json, read_record
 from selfadapt.protocol.results import read_results
 from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
@@ -42,14 +41,18 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
                 f"{present} would be replaced; choose another folder or --overwrite"
             )
     results, record = read_results(run), read_record(run)
-    if not any(results.scores(results.methods[0], domain).images for domain in results.targets):
-        raise ValueError(f"no target of {run} has been segmented yet; run selfadapt evaluate first")
-    index = run / "pictures" / "index.json"
-    pictures = read_json(index) if index.exists() else []
-    if not all(isinstance(one, dict) and one.keys() >= SHOWN and _is_own(one) for one in pictures):
-        raise ValueError(f"{index} is damaged; remove it, and run selfadapt evaluate again")
-    material = Material(results, record, pictures)
+    every = [results.scores(m, target) for m in results.methods for target in results.targets]
+    if not any(scores.images for scores in every):
+        failed = any(scores.errors for scores in every)
+        reason = "all failed, see tables/failed.csv" if failed else "run selfadapt evaluate first"
+        raise ValueError(f"no target of {run} has been segmented: {reason}")
+    material = Material(results, record, _pictures(run))
     sections = [section for make in SECTIONS if (section := make(material)) is not None]
+    _name_files(sections)
+    files: dict[str, bytes] = {}
+    body = "".join(_section(section, run, files) for section in sections)
+    links = " ".join(f'<a href="#{_anchor(s)}">{html.escape(s.title)}</a>' for s in sections)
+    content = PAGE.replace("LINKS", links).replace("SECTIONS", body)
     make_folder(folder)
     begun.touch()
     for part, suffixes in (("tables", FORMATS), ("figures", ("png", "pdf"))):
@@ -57,18 +60,30 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
         for path in (folder / part).iterdir() if page.exists() else ():
             if path.suffix[1:] in suffixes:  # of the report before
                 path.unlink()
-    _name_files(sections)
-    body = "".join(_section(section, run, folder) for section in sections)
-    links = " ".join(f'<a href="#{_anchor(s)}">{html.escape(s.title)}</a>' for s in sections)
-    content = PAGE.replace("LINKS", links).replace("SECTIONS", body)
-    with written_whole(page) as aside:
-        aside.write_text(content)
+    for name, written in {**files, page.name: content.encode()}.items():
+        with written_whole(folder / name) as aside:
+            aside.write_bytes(written)
     begun.unlink(missing_ok=True)
     return page
 
 
-def _is_own(picture: dict[str, Any]) -> bool:
+def _pictures(run: Path) -> list[dict[str, Any]]:
+    """Return what the run has pictures of."""
+    index = run / "pictures" / "index.json"
+    found = read_json(index) if index.exists() else []
+    if not isinstance(found, list) or not all(map(_is_own, found)):
+        raise ValueError(f"{index} is damaged; remove it, and run selfadapt evaluate again")
+    if lost := [one["file"] for one in found if not (index.parent / one["file"]).is_file()]:
+        raise FileNotFoundError(
+            f"{index.parent} lacks {lost[0]}; run selfadapt evaluate again, and it is drawn anew"
+        )
+    return found
+
+
+def _is_own(picture: Any) -> bool:
     """Say whether a picture is one of the run's own, and no file from elsewhere."""
+    if not isinstance(picture, dict) or not picture.keys() >= SHOWN:
+        return False
     file = picture["file"]
     return isinstance(file, str) and Path(file).name == file and file.endswith(".png")
 
@@ -77,7 +92,7 @@ def _name_files(sections: Sequence[Section]) -> None:
     """Give each exhibit a name that files can have, and none the name of another."""
     taken: set[str] = set()
     for exhibit in (exhibit for section in sections for exhibit in section.exhibits):
-        name = base = re.sub(r"[^\w.-]+", "_", exhibit.name)[:100]
+        name = base = file_name(exhibit.name)
         number = 2
         while name in taken:
             name, number = f"{base}_{number}", number + 1
@@ -85,30 +100,28 @@ def _name_files(sections: Sequence[Section]) -> None:
         exhibit.name = name
 
 
-def _section(section: Section, run: Path, folder: Path) -> str:
+def _section(section: Section, run: Path, files: dict[str, bytes]) -> str:
     parts = [f'<h2 id="{_anchor(section)}">{html.escape(section.title)}</h2>']
     parts.append(f"<p>{html.escape(section.text)}</p>")
-    parts += [_exhibit(exhibit, folder) for exhibit in section.exhibits]
+    parts += [_exhibit(exhibit, files) for exhibit in section.exhibits]
     parts += [_picture(picture, run) for picture in section.pictures]
     return f"<section>{''.join(parts)}</section>\n"
 
 
-def _exhibit(exhibit: Exhibit, folder: Path) -> str:
-    """Write the files of an exhibit, and return what stands on the page."""
+def _exhibit(exhibit: Exhibit, files: dict[str, bytes]) -> str:
+    """Add the files of an exhibit to others, and return what stands on the page."""
     shown = ""
     if exhibit.grid is not None:
         for suffix, to_text in FORMATS.items():
-            with written_whole(folder / "tables" / f"{exhibit.name}.{suffix}") as aside:
-                aside.write_text(to_text(exhibit.grid))
+            files[f"tables/{exhibit.name}.{suffix}"] = to_text(exhibit.grid).encode()
         shown += to_html(exhibit.grid)
     if exhibit.figure is not None:
-        drawn = io.BytesIO()
-        exhibit.figure.savefig(drawn, format="png", dpi=130)
-        with written_whole(folder / "figures" / f"{exhibit.name}.png") as aside:
-            aside.write_bytes(drawn.getvalue())
-        with written_whole(folder / "figures" / f"{exhibit.name}.pdf") as aside:
-            exhibit.figure.savefig(aside, format="pdf", metadata={"CreationDate": None})
-        shown += _image(drawn.getvalue(), exhibit.caption, "figure")
+        png, pdf = io.BytesIO(), io.BytesIO()
+        exhibit.figure.savefig(png, format="png", dpi=130)
+        exhibit.figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
+        files[f"figures/{exhibit.name}.png"] = png.getvalue()
+        files[f"figures/{exhibit.name}.pdf"] = pdf.getvalue()
+        shown += _image(png.getvalue(), exhibit.caption, "figure")
     return f"<figure>{shown}<figcaption>{html.escape(exhibit.caption)}</figcaption></figure>"
 
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import nan
+from pathlib import Path
 from statistics import mean, median
 
 from selfadapt.metrics import Counts, class_ece, ece, iou, reliability
@@ -18,7 +19,7 @@ from selfadapt.protocol.tables import failed_table
 from selfadapt.report.figures import curves, histograms, reliability_diagrams, scatter
 from selfadapt.report.formats import Cell, Grid
 from selfadapt.report.material import Exhibit, Material, Section
-from selfadapt.report.published import compared
+from selfadapt.report.published import compared, is_published
 
 
 def overview(material: Material) -> Section:
@@ -41,7 +42,10 @@ def overview(material: Material) -> Section:
     failed = failed_table(results)
     if failed.rows:
         text += f" {len(failed.rows)} predictions failed and are in no number, see the end."
-    exhibits = [Exhibit("overview", "mIoU (%) on the target domains.", grid)]
+    caption = "mIoU (%) on the target domains."
+    if results.averaged != "targets":
+        caption += f" The mean is of all {results.averaged}."
+    exhibits = [Exhibit("overview", caption, grid)]
     if gains.rows:
         caption = (
             "Change of mIoU against the source network, in points, with the 95 % interval of a "
@@ -63,9 +67,12 @@ def _gains(material: Material) -> Grid:
             if not after.images or not before.images:
                 cells.append("-")
                 continue
+            if (found := change(after, before)) != found:  # of images without a counted pixel
+                cells.append("-")
+                continue
             low, high = interval(after, before, domain)
             span = f" [{100 * low:+.2f}, {100 * high:+.2f}]" if low == low else ""
-            cells.append(f"{100 * change(after, before):+.2f}{span}")
+            cells.append(f"{100 * found:+.2f}{span}")
         rows.append((label, *cells))
     return Grid(("method", *results.targets), rows)
 
@@ -140,7 +147,12 @@ def published_methods(material: Material) -> Section | None:
     """Methods of domain generalisation, as published (Table 4)."""
     results = material.results
     numbers = list(compared(results.config.source))
-    domains = {domain.dataset: domain.label for domain in results.config.targets}
+    config = results.config
+    domains = {
+        target.dataset: target.label
+        for target in config.targets
+        if is_published(target, config.source, config.classes)
+    }
     shown = [name for name in domains if any(number.domain == name for number in numbers)]
     if not shown:
         return None
@@ -350,16 +362,20 @@ def record(material: Material) -> Section:
     ]  # fmt: skip
     domains: list[tuple[Cell, ...]] = []
     for place, domain in enumerate(results.config.domains):
-        role = "target" if place else "validation"
+        role = (
+            ("target" if domain.in_mean else "target, not in the mean") if place else "validation"
+        )
         images = material.record["identity"]["images"][domain.label]
         every = (results.scores(label, domain.label).errors for label in results.methods)
         failed = len({image for errors in every for image in errors})
-        domains.append((domain.label, role, images, str(failed), f"{domain.scale:g}"))
+        taken = "all" if domain.limit is None else f"the first {domain.limit}"
+        taken += "" if domain.names is None else f" of those in {Path(domain.names).name}"
+        domains.append((domain.label, role, images, taken, str(failed), f"{domain.scale:g}"))
     exhibits = [
         Exhibit("trials", "Methods with their settings; every row of the journal has its key.",
                 Grid(("method", "is", "networks", "settings", "key"), trials)),
         Exhibit("domains", "Domains.",
-                Grid(("domain", "role", "images, names", "failed", "scale"), domains)),
+                Grid(("domain", "role", "images, names", "taken", "failed", "scale"), domains)),
     ]  # fmt: skip
     if tried:
         caption = f"What was tried on {results.validation}."
