@@ -138,7 +138,7 @@ class Episode:
         try:
             with self._shortcuts(reuse), images_in_batch(len(x)):
                 return functional_call(self._runner, self._state, (work,))
-        except (RuntimeError, AssertionError, LookupError, AttributeError) as error:
+        except (RuntimeError, AssertionError, LookupError, AttributeError, TypeError) as error:
             size = f"{image.shape[-1]}x{image.shape[-2]}"
             error.add_note(f"while the network ran on an image of {size} pixels; {_advice(error)}")
             raise
@@ -236,3 +236,9 @@ def _wide(value: Tensor) -> Tensor:
     if value.is_inference():
         value = value.clone()  # an inference tensor could not be saved for the backward pass
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+def described(error: Exception) -> str:
+    """Return in one line what a network raised, with the advice that was added to it."""
+    said, _, _ = f"{type(error).__name__}: {error}".partition("\n")
+    return "; ".join([said, *dict.fromkeys(getattr(error, "__notes__", ()))])

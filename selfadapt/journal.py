@@ -117,6 +117,13 @@ def read_rows(
     return found
 
 
+def each_row(folder: Path) -> Iterator[Row]:
+    """Yield the rows of a run one by one: there may be more than fit in memory."""
+    for path in sorted(folder.glob("*.jsonl")):
+        for row, _ in _rows(path, 0):
+            yield row
+
+
 def read_errors(folder: Path, kind: type[K]) -> dict[K, str]:
     """Return why things failed that have not been done since."""
     errors: dict[K, str] = {}

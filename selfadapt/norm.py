@@ -22,6 +22,7 @@ from numbers import Real
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import FrozenBatchNorm2d
@@ -195,10 +196,16 @@ class SaN:
     def _mixed(self, x: Tensor) -> Tensor:
         """Normalise one image, which is the same in fewer passes over memory."""
         running, drift = (self.running_mean, self.running_var), self.san_drift
-        alpha = self.san_alpha if drift is None else 1.0
-        y, mean, var = MixedNorm.apply(x, *running, self.weight, self.bias, alpha, self.eps)
-        if drift is not None:
-            drift.follow(running, (mean, _unbiased(var, x[0, 0].numel())))
+        own, num = (self.weight, self.bias), x[0, 0].numel()
+        if drift is None:
+            return MixedNorm.apply(x, *running, *own, self.san_alpha, self.eps)[0]
+        if x.is_cuda or num == 1:
+            y, mean, var = MixedNorm.apply(x, *running, *own, 1.0, self.eps)
+            image = mean, _unbiased(var, num)
+        else:  # as it is in training, and so in the released code: equal to the last bit
+            image = torch.zeros_like(running[0]), torch.zeros_like(running[1])
+            y = F.batch_norm(x, *image, *own, training=True, momentum=1.0, eps=self.eps)
+        drift.follow(running, image)
         return y
 
     def extra_repr(self) -> str:

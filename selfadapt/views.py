@@ -137,6 +137,7 @@ def usable_views(
     """Return ``views``, or those the scales give, as a network and a mode can use them.
 
     Plain views become views of the given kind, and none is gray where the network has no colour.
+    One that is given twice counts once, but as often as it is given in the released code's way.
     """
     if views is None:
         views = paper_views(scales)
@@ -153,7 +154,7 @@ def usable_views(
         usable.append(kind(view.scale, view.flip, view.gray) if type(view) is View else view)
     if not usable:
         raise ValueError("at least one view is needed, got no scales or views")
-    return tuple(dict.fromkeys(usable))
+    return tuple(usable if kind is OfficialView else dict.fromkeys(usable))
 
 
 def _scales(scales: float | Sequence[float]) -> Sequence[float]:

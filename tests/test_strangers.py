@@ -659,3 +659,22 @@ def test_a_network_that_has_other_layers_now_takes_a_new_method(
     nn.utils.parametrizations.weight_norm(tiny.head)
     with pytest.raises(ValueError, match=r"had head\.weight when this method was made"):
         method(image)
+
+
+@pytest.mark.parametrize(("step", "expected"), [(128, 256), (48, 384), (56, 224)])
+def test_sides_that_must_be_multiples_are_no_fixed_size(step: int, expected: int) -> None:
+    """Images would be squashed to a square."""
+
+    class Stepped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[-1] % step or x.shape[-2] % step:
+                raise ValueError("no such size")
+            return self.head(x)
+
+    method = Source(seeded(Stepped))
+    assert (method.interface.size, method.interface.divisor) == (None, expected)
+    assert method(torch.rand(3, 100, 300)).probs.shape == (4, 100, 300)

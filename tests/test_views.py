@@ -16,6 +16,7 @@ from selfadapt.views import (
     pil_resize,
     resize,
     undo_together,
+    usable_views,
 )
 
 sizes = st.tuples(st.integers(1, 70), st.integers(1, 70))
@@ -135,3 +136,10 @@ def test_a_view_undone_in_its_own_way_keeps_it() -> None:
         assert len(found) == 2
         for view, one, undone in zip(views, probs, found, strict=True):
             assert torch.equal(undone, view.undo(one, (40, 60)))
+
+
+@pytest.mark.parametrize(("kind", "number"), [(View, 4), (OfficialView, 6)])
+def test_the_released_code_takes_a_scale_as_often_as_it_is_given(
+    kind: type[View], number: int
+) -> None:
+    assert len(usable_views((0.5, 0.5, 1.0), None, kind, 3)) == number

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 done in part, 2 asked wrongly or stopped by an error, 130 
 """
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -62,7 +63,9 @@ def main(args: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except USER_ERRORS as error:
-        print(f"selfadapt {words[0]}: {_printable(str(error))}", file=sys.stderr)
+        tried = re.search(r"^Does not validate against any of .*?\n  - (.+?)\n", str(error), re.S)
+        said = tried[1] if tried else str(error)  # by the parser, for each kind of value
+        print(f"selfadapt {words[0]}: {_printable(said)}", file=sys.stderr)
         code = 2
     except (torch.OutOfMemoryError, MemoryError) as error:
         _say_out_of_memory(words[0], error)

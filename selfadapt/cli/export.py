@@ -8,6 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 from selfadapt.bench import parse_size
 from selfadapt.cli.opening import model_arguments, open_models
 from selfadapt.cli.verbs import Verb
+from selfadapt.episode import described
 from selfadapt.export.trace import SIZES, check_exportable, trace
 from selfadapt.export.writing import checked_path, write_onnx, write_program
 from selfadapt.methods import check_method
@@ -43,6 +44,8 @@ def _export(args: Namespace) -> int:
         traced = trace(model, method=args.method, alpha=args.alpha, size=size)
     except TypeError as error:  # the network is no segmentation network
         raise ValueError(str(error)) from error
+    except (RuntimeError, AssertionError, LookupError, AttributeError) as error:
+        raise ValueError(f"the network failed: {described(error)}") from error
     for note in traced.notes:
         print(f"note: {note}", file=sys.stderr)
     for kind, path in files.items():

@@ -38,6 +38,9 @@ def _evaluate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--retry", action="store_true", help="Try images again that could not be segmented."
     )
+    parser.add_argument(
+        "--trust", action="store_true", help="Run code of your own: networks at MODULE:FUNCTION."
+    )
     json_argument(parser)
     parser.add_class_arguments(EvaluateConfig)
 
@@ -45,7 +48,12 @@ def _evaluate_arguments(parser: ArgumentParser) -> None:
 def _evaluate(args: Namespace, *, only_tune: bool = False) -> int:
     config = EvaluateConfig(**{f.name: args[f.name] for f in fields(EvaluateConfig)})
     folder = evaluate(
-        config, args.output, overwrite=args.overwrite, retry=args.retry, only_tune=only_tune
+        config,
+        args.output,
+        overwrite=args.overwrite,
+        retry=args.retry,
+        only_tune=only_tune,
+        trust=args.trust,
     )
     if process_number()[0] > 0:
         return 0

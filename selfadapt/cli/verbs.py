@@ -32,10 +32,13 @@ NAMED = {
 """How settings that have several values are written."""
 NO_NAMES = (
     r'Parser key "(\w+)[^"]*": .*?(?:dot import path string: |Unable to load config \'|'
-    r"class_path '|Importing ')([^\s']+)"
+    r"class_path '|Importing '|import path format: )([^\s']+)"
 )
 """What the parser says where one word stands in the place of names and values."""
-WRONG_KIND = r'Parser key "([^"]+)"(?: element \d+)?: (.+) (?:Got|Given) value: (.+)'
+WRONG_KIND = (
+    r'Parser key "([^"]+)"(?: element \d+)?: (.+) (?:Got|Given) value: ?'
+    r"(.*?)(?: Subclass types.*)?$"
+)
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,12 @@ class Parser(ArgumentParser):
             text = f"{key} must be names and values such as {how}, got {word}"
         elif wrong := re.match(WRONG_KIND, text):
             setting, expected, value = wrong.groups()
+            value = value or "nothing"
             kinds = map(_kind, re.findall(r"Expected a (.+?)(?=\.$|\. | - | Given |$)", expected))
             text = f"{setting} must be {' or '.join(dict.fromkeys(kinds))}, got {value}"
+            if setting in NAMED:
+                shape = NAMED[setting].replace("WORD", "...")
+                text = f"{setting} must be names and values such as {shape}, got {value}"
             if os.path.exists(value):
                 text += "; files come before the flags that take several words"
         elif missing := re.match(r'Parser key "config": File does not exist: (.+)', text):

@@ -4,6 +4,7 @@ Network and streets come with the package. Settings were chosen on the ``dusk`` 
 that are shown.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from selfadapt.data import open_dataset
 from selfadapt.demo.page import Section, page
 from selfadapt.demo.pictures import compared, foreseen, legend
 from selfadapt.demo.tables import Change, Standing, across, changes, standings
+from selfadapt.episode import described
 from selfadapt.files import make_folder, written_whole
 from selfadapt.images import load_image
 from selfadapt.labels import STREETS_9, predicted_names
@@ -153,11 +155,17 @@ def demo_images(
             except (ValueError, OSError) as error:
                 failures[path] = str(error)
                 continue
-            make_folder(folder)
             results: dict[str, Result] = {}
-            for name, method in methods.items():
-                results[name] = method(image)
-                advance()
+            try:
+                for name, method in methods.items():
+                    results[name] = method(image)
+                    advance()
+            except (torch.OutOfMemoryError, MemoryError, OSError):
+                raise
+            except Exception as error:  # the network's
+                failures[path] = f"{path}: the network failed: {described(error)}"
+                continue
+            make_folder(folder)
             source = results["source"]
             classes = predicted_names(classes, len(source.probs))
             rows = [Change.of(name, result, source) for name, result in results.items()]
@@ -190,10 +198,16 @@ def _methods(
 ) -> dict[str, Any]:
     """Return the methods by name, with so many steps where they take any."""
     tuned = {name: {"steps": steps} for name in ("tent", "self-adapt")}
-    return {
-        name: create_method(name, model, compare=False, **{**given, **tuned.get(name, {})})
-        for name, given in settings.items()
-    }
+    methods: dict[str, Any] = {}
+    for name, given in settings.items():
+        try:
+            every = {**given, **tuned.get(name, {})}
+            methods[name] = create_method(name, model, compare=False, **every)
+        except ValueError as error:
+            if name in ("source", "self-adapt"):  # without them there is nothing to see
+                raise
+            warnings.warn(f"without {name}: {error}", stacklevel=2)
+    return methods
 
 
 def _shrunk(image: Tensor) -> Tensor:

@@ -245,10 +245,14 @@ def _divisor_rules(interface: Interface, base: int) -> Iterator[tuple[Size, dict
 
 
 def _fixed_rules(model: nn.Module, interface: Interface) -> Iterator[tuple[Size, dict[str, Any]]]:
-    """Yield sizes that may be the only one the network takes."""
-    squares = [(side, side) for side in (*_recorded_sides(model), *COMMON_SIZES)]
-    for size in squares if interface.size is None else [interface.size]:
-        yield size, {"size": size}
+    """Yield sizes that may be the only one the network takes, or what its sides are made of."""
+    if interface.size is not None:
+        yield interface.size, {"size": interface.size}
+        return
+    for side in (*_recorded_sides(model), *COMMON_SIZES):
+        if interface.divisor is None:  # it may be that sides must be its multiples
+            yield (side, 2 * side), {"divisor": side}
+        yield (side, side), {"size": (side, side)}
 
 
 def _minimum(probe: Probe, interface: Interface, divisor: int, num_classes: int) -> int:

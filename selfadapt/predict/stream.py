@@ -13,6 +13,7 @@ import torch
 
 from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.devices import num_cores
+from selfadapt.episode import described
 from selfadapt.images import Image, read_image
 from selfadapt.models.interface import Interface
 from selfadapt.predict.outputs import DEFAULT, Masks, masks_of, write_result
@@ -155,7 +156,7 @@ def _segment(
     except (torch.OutOfMemoryError, MemoryError, OSError):
         raise
     except Exception as error:  # the network's
-        return ValueError(f"the network failed: {type(error).__name__}: {error}")
+        return ValueError(f"the network failed: {described(error)}")
     probs = result.probs.new_empty((len(result.probs), 0, 0))
     slim = replace(result, probs=probs, source_probs=None, fused_probs=None, pseudo_label=None)
     return slim, masks_of(result, classes)

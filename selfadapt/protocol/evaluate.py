@@ -35,6 +35,7 @@ from torch import Tensor
 from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.data import Sample
 from selfadapt.devices import find_device, process_number
+from selfadapt.episode import described
 from selfadapt.images import enlarged, read_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names
@@ -72,6 +73,7 @@ def evaluate(
     overwrite: bool = False,
     retry: bool = False,
     only_tune: bool = False,
+    trust: bool = False,
 ) -> Path:
     """Evaluate, or go on with an evaluation that was stopped.
 
@@ -82,6 +84,7 @@ def evaluate(
         overwrite: Start anew, in the place of a run that is there.
         retry: Try images again that could not be read.
         only_tune: Choose settings on the validation domain, and do not touch a target.
+        trust: Run the functions of networks at ``MODULE:FUNCTION``.
 
     Returns:
         The folder.
@@ -91,7 +94,7 @@ def evaluate(
     check_training(config)
     domains = open_domains(config)
     models: dict[str, Any] = {
-        name: open_network(network).to(device) for name, network in config.networks.items()
+        name: open_network(network, trust).to(device) for name, network in config.networks.items()
     }
     for domain in domains if rank == 0 else ():
         for note in domain.data.notes:
@@ -285,7 +288,9 @@ class Evaluation:
             probs, result = self.predict(domain, loaded, trial)
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(f"{key.domain}, {key.image}, {trial.method}") from error
-        except (ValueError, RuntimeError, TypeError, LookupError, AssertionError) as error:
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # the network's
             if self._beside is not None:
                 torch.cuda.synchronize(self._device)  # raises again if it is the GPU that is broken
             failed = self._failed(key, _reason(trial, error))
@@ -390,7 +395,7 @@ def _threads(number: int, device: torch.device) -> Iterator[None]:
 
 
 def _reason(trial: Trial, error: Exception) -> str:
-    return f"{trial.method} failed: {type(error).__name__}: {error}"
+    return f"{trial.method} failed: {described(error)}"
 
 
 def _autocast(precision: str, model: Any) -> torch.autocast:

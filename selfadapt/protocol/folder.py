@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from selfadapt.files import make_folder, written_whole
-from selfadapt.journal import lock_rows, read_rows
+from selfadapt.journal import each_row, lock_rows
 from selfadapt.models.spec import fingerprint
 from selfadapt.protocol.domains import Domain
 from selfadapt.protocol.recipe import EvaluateConfig
-from selfadapt.protocol.rows import Key
 from selfadapt.protocol.tune import Choice
 from selfadapt.recipes import differences
 from selfadapt.version import __version__
@@ -93,12 +92,14 @@ class RunFolder:
             for domain in domains
             for number, name in enumerate(domain.names)
         }
-        for key, row in read_rows(self.rows, Key, lambda key: key[:2] in places).items():
-            domain, number = places[key[:2]]
-            sizes = row.get("bytes")
-            if sizes is not None and sizes != domain.file_sizes(number):
+        for row in each_row(self.rows):
+            name, sizes = (row.get("domain"), row.get("image")), row.get("bytes")
+            if sizes is None or name not in places:
+                continue
+            domain, number = places[name]
+            if sizes != domain.file_sizes(number):
                 raise ValueError(
-                    f"{key.image} of {key.domain} or its label is another file than the one that "
+                    f"{name[1]} of {name[0]} or its label is another file than the one that "
                     f"{self.path} has a row of: put it back, give another folder, or use "
                     "--overwrite to start anew"
                 )

@@ -99,6 +99,11 @@ def check_trials(config: EvaluateConfig, models: Mapping[str, Any]) -> None:
             "is not it, say classes: [background, ...]"
         )
     for name, model in models.items():
+        if not model.spec.classes:
+            raise ValueError(
+                f"the classes of the network {name} are not known: name them in their order, as "
+                f"in networks: {{{name}: {{place: ..., classes: [road, sky]}}}}"
+            )
         if all(config.space.index(known) == IGNORE for known in model.spec.classes):
             raise ValueError(
                 f"no class of the network {name} is scored: it has "
@@ -144,10 +149,11 @@ def _domains_seen(path: Path) -> list[tuple[str, DataConfig]]:
         raise ValueError(f"{path} is not what a training run writes ({error})") from error
 
 
-def open_network(config: NetworkConfig) -> nn.Module:
-    """Open a trained network."""
+def open_network(config: NetworkConfig, trust: bool = False) -> nn.Module:
+    """Open a trained network; ``trust``: also one that code of the user's own makes."""
     if not config.options:
-        return open_model(config.place, weights=config.weights, classes=config.classes)
+        place, weights, classes = config.place, config.weights, config.classes
+        return open_model(place, weights=weights, classes=classes, trust=trust)
     if config.weights is None:
         raise ValueError(f"{config.place} has options, but no weights: give weights, a file")
     options: dict[str, Any] = dict(config.options)
