@@ -19,7 +19,7 @@ from selfadapt.cli.progress import Bar
 from selfadapt.data.reading import read_label, read_picture, size_of_file
 from selfadapt.data.tables import CITYSCAPES
 from selfadapt.models.weights import read_weights
-from selfadapt.report.page import _is_own
+from selfadapt.report.page import SHOWN, _is_own
 
 CODE = "open('ran', 'w')\ndef net(): raise SystemExit\n"
 
@@ -130,8 +130,9 @@ def test_a_folder_of_a_network_reaches_for_nothing_elsewhere(
 
 @pytest.mark.parametrize("file", ["../secret.png", "/etc/hostname", "a.txt", 3])
 def test_pictures_of_a_report_are_those_of_its_run(file: Any) -> None:
-    assert not _is_own({"file": file})
-    assert _is_own({"file": "dim-best-00.png"})
+    picture = dict.fromkeys(SHOWN, "") | {"file": "dim-best-00.png"}
+    assert _is_own(picture)
+    assert not _is_own(picture | {"file": file})
 
 
 def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
