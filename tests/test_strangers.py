@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -678,3 +679,24 @@ def test_sides_that_must_be_multiples_are_no_fixed_size(step: int, expected: int
     method = Source(seeded(Stepped))
     assert (method.interface.size, method.interface.divisor) == (None, expected)
     assert method(torch.rand(3, 100, 300)).probs.shape == (4, 100, 300)
+
+
+def test_sets_and_arrays_are_as_they_were() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Conv2d(3, 4, 1)
+            self.seen, self.gone, self.times = set[int](), {1, 2}, np.zeros(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add(x.shape[-1])
+            self.gone.discard(1)
+            self.times += 1
+            return self.head(x)
+
+    model = seeded(Counting)
+    kept = model.seen, model.gone, model.times
+    Source(model)(torch.rand(3, 40, 60))
+    assert (model.seen, model.gone, model.times.tolist()) == (set(), {1, 2}, [0, 0])
+    assert (model.seen, model.gone) == kept[:2]
+    assert model.times is kept[2]

@@ -16,6 +16,7 @@ from numbers import Integral, Real
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -232,8 +233,8 @@ class Lending:
 def lent(model: nn.Module) -> Iterator[Lending]:
     """Lend a model out in evaluation mode; on leaving, every module is as it was.
 
-    That goes for each module's class, flags, hooks and attributes, and for the lists, plain tensors
-    and sources of random numbers in these: some networks keep such on themselves when they are run.
+    That goes for each module's class, flags, hooks and attributes, and for the lists, sets, arrays,
+    plain tensors and sources of random numbers in these: some networks keep such on themselves.
     Parameters and buffers are not looked after: nobody writes to them, see ``Episode``. Threads
     that want the same model wait for each other.
     """
@@ -263,6 +264,8 @@ class _Record:
         tables = [t for t in (vars(module), *shared, *things) if isinstance(t, dict)]
         self.tables = [(table, dict(table)) for table in tables]
         self.lists = [(thing, list(thing)) for thing in things if isinstance(thing, list | deque)]
+        self.sets = [(thing, set(thing)) for thing in things if isinstance(thing, set)]
+        self.arrays = [(thing, thing.copy()) for thing in things if isinstance(thing, np.ndarray)]
         self.dice = [(t, t.get_state()) for t in things if isinstance(t, torch.Generator)]
         self.tensors = [
             (thing, thing.clone())
@@ -301,6 +304,12 @@ def _restore(records: list[_Record], lending: Lending) -> None:
             else:
                 items.clear()
                 items.extend(before)
+        for members, known in record.sets:
+            members |= known
+            members &= known
+        for array, numbers in record.arrays:
+            if array.flags.writeable:
+                array[...] = numbers
         for generator, state in record.dice:
             generator.set_state(state)
         for tensor, value in record.tensors:
