@@ -413,8 +413,8 @@ def test_networks_are_the_same_to_the_bit_afterwards(
 ) -> None:
     kept: list[tuple[Any, Any]] = []
 
-    def opened(network: Any) -> Any:
-        model = open_network(network)
+    def opened(network: Any, trust: bool) -> Any:
+        model = open_network(network, trust)
         kept.append((model, snapshot(model)))
         return model
 
