@@ -2,7 +2,7 @@
 
     views        the image at several scales, plain and flipped in gray        views.py
     pseudo-label the views' mean prediction, where it is sure                  pseudo.py
-    steps        gradient descent on the cross-entropy to the pseudo-label     episode.py
+    steps        gradient descent on the cross-entropy to the pseudo-label     engine/network.py
     prediction   one forward pass with the tuned weights, which are dropped
     SaN          in every forward pass, BatchNorm mixes in the image           norm.py
 
@@ -14,9 +14,8 @@ does: image statistics alone, with running statistics that follow the image from
 import inspect
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from typing import Literal
 
 import torch
@@ -24,11 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfadapt.checks import check_number
-from selfadapt.episode import Episode
+from selfadapt.engine.network import Network
 from selfadapt.fast import Fast
 from selfadapt.fast.graphs import RECORD_AT, Maps
-from selfadapt.method import DIVERGED, Method, brought_back, check_steps, probs_at
-from selfadapt.models.interface import Interface, lent
+from selfadapt.method import DIVERGED, Method, check_steps, probs_at, resize_to
+from selfadapt.models.interface import Interface
 from selfadapt.modes import MODES, ModeName
 from selfadapt.norm import Alpha
 from selfadapt.pacing import Pace, as_tuple, with_preset
@@ -38,6 +37,8 @@ from selfadapt.views import SCALES, Size, View, size_of
 
 LR = {"paper": 0.02, "official": 0.05}
 """Learning rate of each mode, chosen on the validation domain."""
+SMALL_LOSS = 0.5
+"""A loss that stays below this, or below twice what it was, is none to worry about."""
 
 
 class SelfAdapt(Method):
@@ -55,8 +56,8 @@ class SelfAdapt(Method):
         final_weight: Weight of their mean in the prediction, 0 to 1.
         preset: Settings that go together by name: ``realtime`` does with a few smaller steps. They
             take the place of what has its default value.
-        budget_ms: Milliseconds for an image: as many of the steps are taken as fit, which is
-            measured on the first image. Loading it does not count.
+        budget_ms: Milliseconds for an image: as many of the steps are taken as fit, and at least
+            one plain pass. Loading it does not count, nor what a GPU prepares on the first images.
         adapt: Name patterns of the layers to adapt. None: the network's default.
         mode: ``paper``: the equations as written; ``official``: the released code, to the number.
         views: Views to take instead of those that ``scales`` gives.
@@ -123,28 +124,67 @@ class SelfAdapt(Method):
         self._final_views = () if none else self._usable_views(self.final_scales)
         self._num_steps, self._pace = self.steps, pace
 
+        if pace is not None and self._device().type != "cuda":
+            self._rates = self._measure_rates()  # before the clock of an image runs
+
     def _compute(self, image: Tensor) -> Maps:
-        with self._lent_san():
-            network = self._episode(self.selection.names)
-            small = image if self.step_scale == 1 else View(self.step_scale).make(image)
-            fused = self._fused(network, image, self.views, size_of(small))
-            ignore = ignore_label(len(fused))
-            label = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
-            losses = self._adapt(network, small, label, ignore)
-            logits = self._predicted(network, image)
+        return self._computed(image, self._num_steps)
+
+    def _computed(self, image: Tensor, num_steps: int, deadline: float = inf) -> Maps:
+        """Adapt the network and predict.
+
+        Args:
+            image: A raw image.
+            num_steps: Steps to take, at most.
+            deadline: No step is begun after this time.
+        """
+        network = self._network(self.selection.names)
+        small = image if self.step_scale == 1 else View(self.step_scale).make(image)
+        fused = self._fused(network, image, self.views, size_of(small))
+        ignore = ignore_label(len(fused))
+        label = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
+        loss = partial(F.cross_entropy, target=label[None], ignore_index=ignore)
+        with self._loop_statistics(network):
+            step = partial(network.step, small, loss, self.lr)
+            losses = self._take_steps(step, num_steps, image, deadline)
+        logits = self._predicted(network, image)
         unsure = (label == ignore).all()
         checks = torch.stack([fused.isnan().any(), unsure]).to(losses)
         numbers = torch.cat((checks, losses))
         return {"logits": logits, "fused": fused, "label": label, "numbers": numbers}
 
-    def _adapt(self, network: Episode, image: Tensor, label: Tensor, ignore: int) -> Tensor:
-        """Fit the network to the pseudo-label; return the loss before each step."""
-        loss = partial(F.cross_entropy, target=label[None], ignore_index=ignore)
-        with self._loop_statistics():
-            step = partial(network.step, image, loss, self.lr)
-            return self._take_steps(step, self._num_steps, image)
+    def _compute_all(self, image: Tensor) -> Maps:
+        if self._pace is None or image.is_cuda:
+            return super()._compute_all(image)
+        return self._computed_in_time(image, time.perf_counter() + self._pace.seconds)
 
-    def _predicted(self, network: Episode, image: Tensor) -> Tensor:
+    def _computed_in_time(self, image: Tensor, deadline: float) -> Maps:
+        """Do what there is time for on a CPU, and at least one plain pass."""
+        estimate = self.estimate(*size_of(image))
+        plain, start, source = estimate.plain_seconds, time.perf_counter(), {}
+        if self.compare:
+            logits = self._source(image)
+            source = {"source_logits": logits}
+            plain = max(plain, time.perf_counter() - start)
+        views = sum(self._area(view.scale) for view in self.views)
+        last = self._final_passes() * plain
+        left = deadline - time.perf_counter()
+        if left >= views * plain + last:
+            return (
+                self._computed(image, self.steps, deadline - last - estimate.step_seconds) | source
+            )
+        if not self.compare or left >= 0:
+            logits = self._network().logits(image)
+        return {"logits": logits, "numbers": logits.new_zeros(2)} | source
+
+    def _final_passes(self) -> float:
+        return 1 + sum(self._area(view.scale) for view in self._final_views)
+
+    def _work(self) -> tuple[float, float]:
+        views = sum(self._area(view.scale) for view in self.views)
+        return views + self._final_passes(), self.steps * self._area(self.step_scale)
+
+    def _predicted(self, network: Network, image: Tensor) -> Tensor:
         """Return the logits of the adapted network, averaged with its views where that is asked."""
         logits = network.logits(image)
         if not self._final_views:
@@ -155,59 +195,59 @@ class SelfAdapt(Method):
 
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         views_failed, unsure, *losses = maps["numbers"].tolist()
-        losses = [] if unsure else losses
-        if unsure and self._num_steps and not views_failed:
-            logits, notes = self._unadapted(image)
+        steps_taken, losses = len(losses), [] if unsure else losses
+        if unsure and steps_taken and not views_failed:
+            logits, notes = self._unadapted(image, steps_taken)
         else:
             logits, notes = self._sound(image, maps["logits"], _trouble(views_failed, losses))
-        if not notes and losses and losses[-1] > losses[0]:
+        if not notes and losses and losses[-1] > max(2 * losses[0], SMALL_LOSS):
             notes = (f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: lower lr",)
+        if steps_taken < self.steps:
+            budget = f"{self.budget_ms:g} ms"
+            notes += (f"{steps_taken} of {self.steps} steps fit into {budget}",)
+            if "fused" not in maps:
+                source = maps.get("source_logits") is maps["logits"]
+                kind = "of the network as trained" if source else "with SaN"
+                notes = (f"{budget} are too little to adapt: this is the prediction {kind}",)
+        viewed = "fused" in maps and not views_failed
         return Result(
             probs=probs_at(logits, size),
-            fused_probs=None if views_failed else brought_back(maps["fused"], size),
-            pseudo_label=None if views_failed else _label_brought_back(maps["label"], size),
+            fused_probs=resize_to(maps["fused"], size) if viewed else None,
+            pseudo_label=_resized_label(maps["label"], size) if viewed else None,
             losses=tuple(losses),
             notes=notes,
         )
 
-    def _unadapted(self, image: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+    def _unadapted(self, image: Tensor, steps: int) -> tuple[Tensor, tuple[str, ...]]:
         """Return the logits where there is nothing to fit: the weights stay as they are.
 
         The released code goes through its steps all the same, so that statistics follow the image.
         """
-        with lent(self.model), self._lent_san():
-            network = self._episode()
-            with self._loop_statistics():
-                for _ in range(self._num_steps):
-                    network.logits(image)
-            logits = network.logits(image)
+        network = self._network()
+        with self._loop_statistics(network):
+            for _ in range(steps):
+                network.logits(image)
+        logits = network.logits(image)
         note = "no pixel is sure enough for a pseudo-label: this is a prediction without adaptation"
         return self._sound(image, logits)[0], (note,)
 
     def _segment(self, image: Tensor, size: Size) -> Result:
-        self._num_steps = self.steps
-        if self._pace is None:
-            return super()._segment(image, size)
-        measure = partial(self._seconds, image, size)
-        watcher, self.on_step = self.on_step, None  # measuring takes steps as well
-        try:
-            self._num_steps = self._pace.steps(self.steps, image[0].numel(), measure)
-        finally:
-            self.on_step = watcher
-        result = super()._segment(image, size)
-        if self._num_steps == self.steps:
-            return result
-        note = f"{self._num_steps} of {self.steps} steps fit into {self.budget_ms:g} ms"
-        return replace(result, notes=(*result.notes, note))
+        if self._pace is not None and image.is_cuda:
+            measure = partial(self._seconds, image, size)
+            watcher, self.on_step = self.on_step, None  # measuring takes steps as well
+            try:
+                self._num_steps = self._pace.steps(self.steps, image[0].numel(), measure)
+            finally:
+                self.on_step = watcher
+        return super()._segment(image, size)
 
     def _seconds(self, image: Tensor, size: Size, steps: int) -> float:
         """Return how long it takes with so many steps, once it has been prepared."""
         self._num_steps = steps
-        for _ in range(RECORD_AT + 1 if image.is_cuda else 2):
+        for _ in range(RECORD_AT + 1):
             start = time.perf_counter()
             super()._segment(image, size)
-            if image.is_cuda:
-                torch.cuda.synchronize(image.device)
+            torch.cuda.synchronize(image.device)
         return time.perf_counter() - start
 
 
@@ -220,7 +260,7 @@ def _trouble(views_failed: bool, losses: Sequence[float]) -> str | None:
     return None
 
 
-def _label_brought_back(label: Tensor, size: Size) -> Tensor:
+def _resized_label(label: Tensor, size: Size) -> Tensor:
     if size_of(label) == size:
         return label.clone()
     return F.interpolate(label[None, None].float(), size, mode="nearest-exact")[0, 0].long()

@@ -5,8 +5,8 @@ All of them also take the settings that every method has: ``mode``, ``max_pixels
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from selfadapt.checks import check_number
+from selfadapt.cost import Estimate
 from selfadapt.dropout import DropoutAfterReLU, check_rate, dropout_layers, seeded
 from selfadapt.fast.graphs import Maps
 from selfadapt.images import Image, load_image
-from selfadapt.method import Common, Method, brought_back, probs_at
-from selfadapt.models.interface import lent
+from selfadapt.method import Common, Method, probs_at, resize_to
 from selfadapt.norm import Alpha
 from selfadapt.pseudo import fuse
 from selfadapt.result import Result
@@ -37,8 +37,7 @@ class SaNOnly(Method):
     """
 
     def _compute(self, image: Tensor) -> Maps:
-        with self._lent_san():
-            return {"logits": self._episode().logits(image)}
+        return {"logits": self._network().logits(image)}
 
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         logits, notes = self._sound(image, maps["logits"])
@@ -86,13 +85,15 @@ class TTA(Method):
         self.views = self._choose_views(scales, views)
 
     def _compute(self, image: Tensor) -> Maps:
-        with self._lent_san():
-            return {"fused": self._fused(self._episode(), image, self.views)}
+        return {"fused": self._fused(self._network(), image, self.views)}
+
+    def _work(self) -> tuple[float, float]:
+        return sum(self._area(view.scale) for view in self.views), 0.0
 
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         if not maps["fused"].isnan().any():
-            probs = brought_back(maps["fused"], size)
-            return Result(probs=probs, fused_probs=probs.clone())
+            probs = resize_to(maps["fused"], size)
+            return Result(probs=probs, fused_probs=resize_to(maps["fused"], size))
         logits, notes = self._rescue(image, "the views' predictions are not finite")
         return Result(probs=probs_at(logits, size), notes=notes)
 
@@ -127,7 +128,7 @@ class MCDropout(Method):
         super().__init__(model, alpha=alpha, **common)
         self.passes, self.rate, self.seed = passes, rate, seed
         self.fast = replace(self.fast, graphs=False)  # a replay would drop the same again
-        self._layers, num_relus = self._found()
+        self._layers, num_relus = self._dropout_layers()
         if not (self._layers or num_relus):
             raise ValueError(
                 "MC-dropout needs dropout layers, or ReLUs to put dropout after, and this network "
@@ -140,43 +141,35 @@ class MCDropout(Method):
             )
 
     def _compute(self, image: Tensor) -> Maps:
-        with seeded(self.seed, image.device), self._lent_san(), self._dropout():
-            network = self._episode()
+        network = self._network()
+        for name in self._layers:
+            layer: Any = network.model.get_submodule(name)
+            layer.training = True
+            layer.p = layer.p if self.rate is None else self.rate
+        dropout = nullcontext() if self._layers else DropoutAfterReLU(self.rate or 0.1)
+        with seeded(self.seed, image.device), dropout:
             return {"mean": fuse(network.probs(image) for _ in range(self.passes))}
+
+    def _work(self) -> tuple[float, float]:
+        return float(self.passes), 0.0
 
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         if not maps["mean"].isnan().any():
-            return Result(probs=brought_back(maps["mean"], size))
+            return Result(probs=resize_to(maps["mean"], size))
         logits, notes = self._rescue(image, "a pass with dropout is not finite")
         return Result(probs=probs_at(logits, size), notes=notes)
 
-    @contextmanager
-    def _dropout(self) -> Iterator[None]:
-        """Switch dropout on in a lent model: its own layers, or one after each ReLU."""
-        if not self._layers:
-            with DropoutAfterReLU(self.rate or 0.1):
-                yield
-            return
-        rates = [layer.p for layer in self._layers]
-        try:
-            for layer in self._layers:
-                layer.training = True
-                layer.p = layer.p if self.rate is None else self.rate
-            yield
-        finally:
-            for layer, rate in zip(self._layers, rates, strict=True):
-                layer.training, layer.p = False, rate
-
-    def _found(self) -> tuple[list[Any], int]:
+    def _dropout_layers(self) -> tuple[list[str], int]:
         """Run an empty image; return the dropout layers that took part, and the number of ReLUs."""
         image = self._load(torch.zeros(self.interface.channels or 3, 32, 32), normalized=False)
-        used: dict[Any, None] = {}
+        used: dict[str, None] = {}
         after_relu = DropoutAfterReLU(0.1)
-        with torch.inference_mode(False), torch.no_grad(), lent(self.model):  # noqa: SIM117
-            with seeded(0, image.device), after_relu:
-                for layer in dropout_layers(self.model):
-                    layer.register_forward_hook(lambda layer, *_: used.setdefault(layer))
-                self._episode().logits(image)
+        with torch.inference_mode(False), torch.no_grad(), seeded(0, image.device), after_relu:
+            network = self._network()
+            layers = {layer: name for name, layer in network.model.named_modules()}
+            for layer in dropout_layers(network.model):
+                layer.register_forward_hook(lambda layer, *_: used.setdefault(layers[layer]))
+            network.logits(image)
         return list(used), after_relu.num
 
 
@@ -223,6 +216,13 @@ class Ensemble:
     def __repr__(self) -> str:
         return f"Ensemble of {len(self.members)}, each\n{self.members[0]!r}"
 
+    def estimate(self, height: int, width: int) -> Estimate:
+        """Return what an image of this size will take on a CPU, about; see ``Method``."""
+        each = [member.estimate(height, width) for member in self.members]
+        seconds = sum(estimate.seconds for estimate in each)
+        plain = sum(estimate.plain_seconds for estimate in each)
+        return Estimate(seconds, plain, 0.0, max(estimate.num_bytes for estimate in each))
+
     def __call__(self, image: Image, *, normalized: bool = False) -> Result:
         """Segment ``image`` with each network, and average their probabilities."""
         start = time.perf_counter()
@@ -232,7 +232,7 @@ class Ensemble:
         mean = self.members[0](image, normalized=normalized)
         for num, member in enumerate(self.members[1:], start=1):
             mean = _averaged(mean, num, member(image, normalized=normalized))
-        return replace(mean, seconds=time.perf_counter() - start)
+        return mean._replace(seconds=time.perf_counter() - start)
 
 
 def _check_same_classes(networks: Sequence[nn.Module]) -> None:

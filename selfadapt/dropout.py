@@ -4,6 +4,7 @@
 into a network for the length of a ``with`` block, wherever a ReLU is computed, and changes nothing.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -112,7 +113,17 @@ def random_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-_DICE = threading.RLock()
+_LOCK = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Let a forked child not wait for a thread that it does not have."""
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextmanager
@@ -122,7 +133,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     There is one source of random numbers for all threads, so they wait for each other.
     """
     devices = [device] if device.type == "cuda" else []
-    with _DICE, torch.random.fork_rng(devices=devices):
+    with _LOCK, torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         if devices:
             with torch.cuda.device(device):

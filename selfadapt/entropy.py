@@ -6,16 +6,16 @@ H(p) = - sum_c p_c log p_c, averaged over the pixels
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from selfadapt.episode import Episode, Gradients
+from selfadapt.engine.network import Gradients, Network
 from selfadapt.fast.graphs import Maps
-from selfadapt.method import Common, Method, brought_back, check_steps, probs_at
+from selfadapt.method import Common, Method, check_steps, probs_at, resize_to
 from selfadapt.models.families import normalisation_parameters
-from selfadapt.norm import Alpha, check_alpha, find_san, lent_san
+from selfadapt.norm import Alpha, check_alpha, find_san
 from selfadapt.result import Result
 from selfadapt.views import SCALES, Size, View, size_of
 
@@ -45,14 +45,15 @@ class _MinimisesEntropy(Method):
         self.steps, self.lr = steps, lr
 
     def _compute(self, image: Tensor) -> Maps:
-        with self._lent_san():
-            network = self._episode(self.selection.names)
-            with self._loop_statistics():
-                losses = self._take_steps(partial(self._step, network, image), self.steps, image)
-            logits = network.logits(image)
-        return {"logits": logits, "losses": losses}
+        network = self._network(self.selection.names)
+        with self._loop_statistics(network):
+            losses = self._take_steps(partial(self._step, network, image), self.steps, image)
+        return {"logits": network.logits(image), "losses": losses}
 
-    def _step(self, network: Episode, image: Tensor) -> Tensor:
+    def _work(self) -> tuple[float, float]:
+        return 1.0, float(self.steps)
+
+    def _step(self, network: Network, image: Tensor) -> Tensor:
         """Take one step; return the entropy before it."""
         return network.step(image, mean_entropy, self.lr)
 
@@ -150,10 +151,14 @@ class MEMO(_MinimisesEntropy):
         self._tune(self._adapted(adapt))
         self.views = self._choose_views(scales, views)
 
-    def _loop_statistics(self) -> AbstractContextManager[Any]:
+    def _loop_statistics(self, network: Network) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def _step(self, network: Episode, image: Tensor) -> Tensor:
+    def _work(self) -> tuple[float, float]:
+        views = sum(self._area(view.scale) for view in self.views)
+        return 1.0 + self.steps * views, self.steps * views
+
+    def _step(self, network: Network, image: Tensor) -> Tensor:
         """Take one step on the entropy of the mean, view by view; return that entropy."""
         size = size_of(image)
         mean = self._fused(network, image, self.views)
@@ -198,11 +203,11 @@ class InTEnt(Method):
         self._mixes = [find_san(self.model, alpha) for alpha in alphas]
 
     def _compute(self, image: Tensor) -> Maps:
-        maps = {}
-        for alpha, mix in zip(self.alphas, self._mixes, strict=True):
-            with lent_san(self.model, mix):
-                maps[str(alpha)] = self._episode().probs(image)
-        return maps
+        pairs = zip(self.alphas, self._mixes, strict=True)
+        return {str(alpha): self._network(san=mix).probs(image) for alpha, mix in pairs}
+
+    def _work(self) -> tuple[float, float]:
+        return float(len(self.alphas)), 0.0
 
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         predictions = [maps[str(alpha)] for alpha in self.alphas]
@@ -218,7 +223,7 @@ class InTEnt(Method):
         predictions = [probs for probs, fine in zip(predictions, finite, strict=True) if fine]
         weights = _weights(torch.stack([_balanced_entropy(probs) for probs in predictions]))
         mean = sum(weight * probs for weight, probs in zip(weights, predictions, strict=True))
-        return Result(probs=brought_back(mean, size), notes=notes)
+        return Result(probs=resize_to(mean, size), notes=notes)
 
 
 def _balanced_entropy(probs: Tensor) -> Tensor:

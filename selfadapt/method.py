@@ -1,9 +1,10 @@
-"""The contract every method keeps: one image in, one result out, and the network as it was.
+"""The contract every method keeps: one image in, one result out, and the network untouched.
 
-A method says in ``_compute`` what it does with the image, and in ``_conclude`` what comes of it.
-All else is the same for every method and stands here: what comes in becomes a raw tensor of a size
-that can be dealt with, the network is lent out, times and notes are taken, and a prediction that is
-worthless falls back to a simpler one.
+A method does in ``_compute`` what the network is needed for, and makes a result of it in
+``_conclude``. All else is the same for every method and stands here: what comes in becomes a raw
+tensor of a size that can be dealt with, times and notes are taken, and a prediction that is
+worthless falls back to a simpler one. Each image is segmented by a private copy of the network, so
+that methods of one network may be used by several threads.
 """
 
 import inspect
@@ -12,30 +13,42 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
+from math import inf
 from numbers import Real
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfadapt.checks import check_number
+from selfadapt.cost import PIECE, Estimate, Rates, free_memory, measure
 from selfadapt.dropout import random_state, seeded
-from selfadapt.episode import Episode
+from selfadapt.engine.network import Network
 from selfadapt.fast import PLAIN, Fast
 from selfadapt.fast.graphs import Graphs, Maps, has_hooks
 from selfadapt.images import Image, load_image
-from selfadapt.models.detect import Probe, check_model, detect, is_normalisation_said, unwrapped
+from selfadapt.models.detect import (
+    Probe,
+    check_model,
+    detect,
+    is_normalisation_said,
+    runs_original,
+    unwrapped,
+    usual_size,
+)
 from selfadapt.models.families import Selection, adapted_parameters
-from selfadapt.models.interface import LOWEST, Interface, held, lent
+from selfadapt.models.interface import LOWEST, Interface
 from selfadapt.modes import MAX_PIXELS, MODES, ModeName, check_mode, within_budget
-from selfadapt.norm import Alpha, SaN, SaNReport, find_san, image_statistics, lent_san
+from selfadapt.norm import Alpha, SaN, SaNReport, find_san
 from selfadapt.pseudo import fuse
-from selfadapt.result import Result
+from selfadapt.result import ResizedMap, Result
 from selfadapt.views import Size, View, size_of, undo_together, usable_views
 
 SETTINGS = (bool, int, float, str, tuple, type(None))
 """Kinds of attributes that what was recorded for an image depends on."""
+LARGE = 2**20
+"""From so many pixels on it is checked whether there is enough memory."""
 DIVERGED = "the loss became infinite, lr may be too high"
 """What no wider numbers would help against."""
 
@@ -46,6 +59,14 @@ class Overflow(ArithmeticError):
 
 class Stopped(Exception):
     """Whoever looks on, see ``Method.on_step``, does not want the image any more."""
+
+
+class CallbackError(Exception):
+    """Carries an error of ``on_step`` past the fall-backs for errors of the network."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Common(TypedDict, total=False):
@@ -77,7 +98,6 @@ class Method(ABC):
     on_step: Callable[[int, float], None] | None = None
     """Called after each gradient step with its number, from 1, and the loss before it. Raise
     ``Stopped`` in it to give the image up. Where shortcuts fail, steps begin anew."""
-    _callers_error: int | None = None  # its id: it would hold on to all that led to it
 
     def __init__(
         self,
@@ -98,7 +118,8 @@ class Method(ABC):
         self.compare = compare
         self.fast = _fast(fast)
         self.alpha = alpha
-        self.interface, self._draws, self._writes = self._detect(interface)
+        self._rates: Rates | None = None
+        self.interface, self._draws = self._detect(interface)
         if self._draws:  # what is random differs from run to run
             self.fast = replace(self.fast, reuse=False, graphs=False)
         self.notes = self._model_notes(interface)
@@ -143,9 +164,11 @@ class Method(ABC):
             Probabilities at the image's own size, and what led to them.
         """
         start = time.perf_counter()
-        with torch.inference_mode(False), torch.no_grad(), _uncached_autocast(), held(self.model):
+        with torch.inference_mode(False), torch.no_grad(), _uncached_autocast():
             whole = self._load(image, normalized)
             image = within_budget(whole, self.mode, self.max_pixels)
+            if not whole.is_cuda and image[0].numel() >= LARGE:
+                self._check_memory(image)
             with torch.cuda.device_of(whole):  # kernels are started on the current device
                 result = self._segment(image, size_of(whole))
             if whole.is_cuda:
@@ -153,16 +176,66 @@ class Method(ABC):
         notes = self.notes + result.notes
         if size_of(image) != size_of(whole):
             notes += (f"segmented at {_text(image)}, the image is {_text(whole)}",)
-        return replace(result, seconds=time.perf_counter() - start, notes=notes)
+        return result._replace(seconds=time.perf_counter() - start, notes=notes)
+
+    def estimate(self, height: int, width: int) -> Estimate:
+        """Return what an image of this size will take on a CPU, about.
+
+        The first call runs the network on a small piece of noise.
+        """
+        if self._rates is None:
+            self._rates = self._measure_rates()
+        rates, one_size = self._rates, self.interface.size
+        pixels = min(height * width, self.max_pixels)
+        pixels = pixels if one_size is None else one_size[0] * one_size[1]
+        passes, steps = self._work()
+        plain, step = pixels * rates.forward, pixels * rates.step
+        kept = 4 * rates.scores + (rates.saved if steps else 0)  # scores, probabilities, their sum
+        seconds = (passes + self.compare) * plain + steps * step
+        return Estimate(seconds, plain, step if steps else 0.0, pixels * kept)
+
+    def _measure_rates(self) -> Rates:
+        tuned = self.selection.names if hasattr(self, "selection") else ()
+        with torch.inference_mode(False), torch.no_grad(), seeded(0, self._device()):
+            noise = torch.rand(self.interface.channels or 3, *usual_size(self.interface, PIECE))
+            return measure(partial(self._network, tuned), noise.to(self._device()))
+
+    def _device(self) -> torch.device:
+        return next(self.model.parameters(), torch.empty(0)).device
+
+    def _work(self) -> tuple[float, float]:
+        """Return how many forward passes and steps an image takes, beside the one to compare."""
+        return 1.0, 0.0
+
+    def _area(self, scale: float) -> float:
+        """Return which part of an image's time a view of it takes."""
+        return 1.0 if self.interface.size else min(1.0, scale**2)
+
+    def _check_memory(self, image: Tensor) -> None:
+        """Raise ValueError where there is not enough memory for an image."""
+        height, width = size_of(image)
+        try:
+            needed = self.estimate(height, width).num_bytes
+        except Exception:  # it may take no small image
+            return
+        free = free_memory()
+        if free is not None and needed > free:
+            gigabytes, left = f"{needed / 2**30:.1f} GB", f"{free / 2**30:.1f} GB"
+            raise ValueError(
+                f"an image of {width}x{height} pixels takes about {gigabytes} with this network "
+                f"and method, and {left} are free; lower max_pixels, which is {self.max_pixels}, "
+                "or take a method of one pass, such as san"
+            )
 
     def _segment(self, image: Tensor, size: Size) -> Result:
         """Segment a raw image ``(C, H, W)``; the result's maps have the given size.
 
         A shortcut that a network cannot take is not taken again.
         """
-        self._callers_error = None
         try:
             return self._try(image, size)
+        except CallbackError as raised:
+            callback_error = raised.error
         except Overflow:
             self._take_shortcuts(replace(self.fast, precision="bf16"))
             self.notes += ("this network's numbers are too large for fp16: bf16 is taken",)
@@ -171,7 +244,7 @@ class Method(ABC):
             raise
         except Exception as error:
             runs = not image.is_cuda and isinstance(error, RuntimeError)
-            if self.fast == PLAIN or runs or id(error) == self._callers_error:
+            if self.fast == PLAIN or runs:
                 raise
             shortcuts = self.fast
             self._take_shortcuts(PLAIN)
@@ -183,18 +256,21 @@ class Method(ABC):
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             self.notes += (f"no shortcuts, this network fails with them ({reason})",)
             return result
+        raise callback_error
 
     def _take_shortcuts(self, fast: Fast) -> None:
         self.fast = fast
         self._graphs = Graphs(self.model)
 
     def _try(self, image: Tensor, size: Size) -> Result:
-        if self.fast.graphs and image.is_cuda and self.on_step is None:
-            settings = tuple(v for v in vars(self).values() if isinstance(v, SETTINGS))
+        if not (self.fast.graphs and image.is_cuda and self.on_step is None):
+            return self._concluded(image, size, self._compute_all(image))
+        settings = tuple(v for v in vars(self).values() if isinstance(v, SETTINGS))
+        with self._graphs.lock:  # the next image of another thread would write over these maps
             maps = self._graphs(self._compute_all, image, settings)
-        else:
-            with lent(self.model):
-                maps = self._compute_all(image)
+            return self._concluded(image, size, maps)
+
+    def _concluded(self, image: Tensor, size: Size, maps: Maps) -> Result:
         result = self._conclude(image, size, maps)
         return self._with_source(result, maps["source_logits"], size) if self.compare else result
 
@@ -218,18 +294,21 @@ class Method(ABC):
     def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
         """Make a result of what was computed; its maps are new, and have the given size."""
 
-    def _detect(self, given: Interface | None) -> tuple[Interface, bool, bool]:
-        """Find out the network's interface, and what it does in evaluation that others do not.
-
-        Returns:
-            The interface, whether it draws random numbers, and whether it writes to its weights.
-        """
-        device = next(self.model.parameters(), torch.empty(0)).device
-        with held(self.model), seeded(0, device):  # in this order, as in a call
+    def _detect(self, given: Interface | None) -> tuple[Interface, bool]:
+        """Return the network's interface, and whether it draws random numbers in evaluation."""
+        device = self._device()
+        with seeded(0, device), runs_original(self.model) as runs:
             before = random_state(device)
             interface = detect(self.model, given)
-            writes = Probe(self.model).writes(interface)
-            return interface, not torch.equal(before, random_state(device)), writes
+            Probe(self.model).scores(interface, usual_size(interface))
+            draws = not torch.equal(before, random_state(device))
+        if runs:
+            raise TypeError(
+                "adaptation works on a copy of the network, and a copy of this one runs layers of "
+                f"the original ({type(runs[0]).__name__}): some function refers to the network "
+                "from outside; make it a method of the network"
+            )
+        return interface, draws
 
     def _choose_views(
         self, scales: Sequence[float], views: Iterable[View] | None
@@ -247,8 +326,7 @@ class Method(ABC):
 
     def _adapted(self, adapt: Sequence[str] | None) -> Selection:
         """Return the parameters to adapt: those that ``adapt`` names, or the default."""
-        device = next(self.model.parameters(), torch.empty(0)).device
-        with held(self.model), seeded(0, device), torch.inference_mode(False):
+        with seeded(0, self._device()):
             return adapted_parameters(
                 self.model, adapt, released=self.mode == "official",
                 used=lambda: Probe(self.model).used(self.interface),
@@ -262,21 +340,25 @@ class Method(ABC):
     def _source(self, image: Tensor) -> Tensor:
         """Return the logits ``(1, C, H, W)`` of the network as trained."""
         modules = self.model.named_modules()
-        applied = {name: 0.0 for name, module in modules if isinstance(module, SaN)}
+        alphas = {name: 0.0 for name, module in modules if isinstance(module, SaN)}
         if self.fast.fuses(image.device):  # SaN with alpha 0 is BatchNorm, in fewer passes
-            applied |= dict.fromkeys(self.san.converted, 0.0)
-        with lent_san(self.model, SaNReport(applied)):  # whoever applied it keeps it
-            return self._episode().logits(image)
+            alphas |= dict.fromkeys(self.san.converted, 0.0)
+        return self._network(san=SaNReport(alphas)).logits(image)
 
-    def _episode(self, tuned: Collection[str] = ()) -> Episode:
-        """Start an episode: the network, with its own copy of the weights to tune."""
+    def _network(self, tuned: Collection[str] = (), san: SaNReport | None = None) -> Network:
+        """Return a private copy of the network, with SaN.
+
+        Args:
+            tuned: Names of the parameters to tune.
+            san: The layers SaN is in. None: those that the method's alpha names.
+        """
         fast = self.fast
         if has_hooks(self.model):  # whoever looks on sees every run
             fast = replace(fast, reuse=False)
-        return Episode(self.model, self.interface, tuned, fast, copies=self._writes)
+        return Network(self.model, self.interface, tuned, fast, self.san if san is None else san)
 
     def _fused(
-        self, network: Episode, image: Tensor, views: Iterable[View], size: Size | None = None
+        self, network: Network, image: Tensor, views: Iterable[View], size: Size | None = None
     ) -> Tensor:
         """Return the mean prediction over views, in the image plane, or at another size."""
         views, size = list(views), size or size_of(image)
@@ -285,7 +367,7 @@ class Method(ABC):
         return fuse(view.undo(network.probs(view.make(image)), size) for view in views)
 
     def _grouped(
-        self, network: Episode, image: Tensor, views: Sequence[View], size: Size
+        self, network: Network, image: Tensor, views: Sequence[View], size: Size
     ) -> Iterator[Tensor]:
         """Yield sums of predictions on views, those of one size in one go."""
         for group in _by_size(views, size_of(image)):
@@ -295,19 +377,17 @@ class Method(ABC):
                 probs = network.probs(torch.stack([view.make(image) for view in group]))
                 yield from undo_together(group, probs, size)
 
-    def _lent_san(self) -> AbstractContextManager[None]:
-        """Lend the network SaN with the method's alpha."""
-        return lent_san(self.model, self.san)
-
-    def _loop_statistics(self) -> AbstractContextManager[Any]:
+    def _loop_statistics(self, network: Network) -> AbstractContextManager[None]:
         """Set the statistics BatchNorm uses in a loop of steps, which the modes differ in."""
         drift = MODES[self.mode].drift
-        return nullcontext() if drift is None else image_statistics(self.model, drift)
+        return nullcontext() if drift is None else network.image_statistics(drift)
 
-    def _take_steps(self, step: Callable[[], Tensor], num: int, image: Tensor) -> Tensor:
-        """Take so many steps, and tell whoever looks on; return the loss before each."""
+    def _take_steps(
+        self, step: Callable[[], Tensor], num: int, image: Tensor, deadline: float = inf
+    ) -> Tensor:
+        """Take so many steps, or those there is time for; return the loss before each."""
         losses: list[Tensor] = []
-        while len(losses) < num:
+        while len(losses) < num and (deadline == inf or time.perf_counter() <= deadline):
             losses.append(step())
             if self.on_step is not None:
                 self._tell(len(losses), float(losses[-1]))
@@ -318,9 +398,10 @@ class Method(ABC):
         assert self.on_step is not None
         try:
             self.on_step(number, loss)
-        except Exception as error:
-            self._callers_error = id(error)
+        except Stopped:
             raise
+        except Exception as error:
+            raise CallbackError(error) from error
 
     def _sound(
         self, image: Tensor, logits: Tensor, trouble: str | None = None
@@ -334,12 +415,10 @@ class Method(ABC):
         """Return the logits of SaN, or else of the source network, and a note of what happened."""
         if trouble != DIVERGED:
             self._check_overflow(image)
-        with lent(self.model):
-            with self._lent_san():
-                logits = self._episode().logits(image)
-            if finite(logits):
-                return logits, (f"{trouble}: this is the prediction with SaN, without adaptation",)
-            logits = self._source(image)
+        logits = self._network().logits(image)
+        if finite(logits):
+            return logits, (f"{trouble}: this is the prediction with SaN, without adaptation",)
+        logits = self._source(image)
         if finite(logits):
             trouble += ", and SaN's prediction is not finite"
             return logits, (f"{trouble}: this is the prediction of the network as trained",)
@@ -354,8 +433,8 @@ class Method(ABC):
         if not finite(source):
             self._check_overflow(source)
             note = "the source network's prediction is not finite"
-            return replace(result, notes=(*result.notes, note))
-        return replace(result, source_probs=probs_at(source, size))
+            return result._replace(notes=(*result.notes, note))
+        return result._replace(source_probs=probs_at(source, size))
 
     def _load(self, image: Image, normalized: bool) -> Tensor:
         weights = (p for p in self.model.parameters() if p.is_floating_point())
@@ -392,18 +471,17 @@ def _by_size(views: Iterable[View], size: Size) -> list[list[View]]:
     return list(groups.values())
 
 
-def probs_at(logits: Tensor, size: Size) -> Tensor:
+def probs_at(logits: Tensor, size: Size) -> Tensor | ResizedMap:
     """Return class probabilities ``(C, H, W)`` at a size, from scores ``(1, C, h, w)``."""
-    if size_of(logits) != size:
-        logits = brought_back(logits[0].clamp_min(LOWEST), size)[None]
-    return logits[0].softmax(dim=0)
+    if size_of(logits) == size:
+        return logits[0].softmax(dim=0)
+    return ResizedMap(logits[0].clamp_min(LOWEST), size, scores=True)
 
 
-def brought_back(maps: Tensor, size: Size) -> Tensor:
-    """Bring ``(C, h, w)`` to the image's own size."""
-    if size_of(maps) == size:
-        return maps.clone()  # what was computed is written over by the next image
-    return F.interpolate(maps[None], size, mode="bilinear", align_corners=False)[0]
+def resize_to(probs: Tensor, size: Size) -> Tensor | ResizedMap:
+    """Return probabilities ``(C, h, w)`` at a size."""
+    probs = probs.clone()  # what was computed is written over by the next image
+    return probs if size_of(probs) == size else ResizedMap(probs, size, scores=False)
 
 
 def finite(logits: Tensor) -> bool:

@@ -360,11 +360,12 @@ def apply_san(model: nn.Module, alpha: Alpha = 0.1) -> SaNReport:
     report = find_san(model, alpha)
     if not report.converted:
         warnings.warn(str(report), stacklevel=2)
-    _convert(model, report)
+    convert(model, report)
     return report
 
 
-def _convert(model: nn.Module, report: SaNReport) -> None:
+def convert(model: nn.Module, report: SaNReport) -> None:
+    """Turn the layers that ``report`` lists into SaN layers with its alphas."""
     for name, alpha in report.converted.items():
         module = model.get_submodule(name)
         if not isinstance(module, SaN):
@@ -410,15 +411,23 @@ def lent_san(model: nn.Module, report: SaNReport) -> Iterator[None]:
     """Convert what ``report`` lists, and put every class and alpha back on leaving."""
     layers = [model.get_submodule(name) for name in report.converted]
     before = [(layer, type(layer), layer.__dict__.get("san_alpha")) for layer in layers]
-    try:
-        _convert(model, report)
-        yield
-    finally:
+
+    def put_back() -> None:
         for layer, kind, alpha in before:
             layer.__class__ = kind
             layer.__dict__.pop("san_alpha", None)
             if alpha is not None:
                 layer.__dict__["san_alpha"] = alpha
+
+    try:
+        convert(model, report)
+        yield
+    finally:
+        try:
+            put_back()
+        except BaseException:  # Ctrl-C at this very moment
+            put_back()
+            raise
 
 
 @contextmanager

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from conftest import random_image
 from selfadapt import SelfAdapt, create_method, views
 from selfadapt.baselines import SaNOnly
-from selfadapt.episode import Episode
+from selfadapt.engine.network import Network
 from selfadapt.fast import PLAIN, Fast
+from selfadapt.norm import SaNReport
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -135,8 +136,8 @@ class Overflowing(SaNOnly):
             maps["logits"] = maps["logits"] * float("inf")
         return maps
 
-    def _episode(self, tuned: Collection[str] = ()) -> Episode:
-        network = super()._episode(tuned)
+    def _network(self, tuned: Collection[str] = (), san: SaNReport | None = None) -> Network:
+        network = super()._network(tuned, san)
         if self.fast.precision == "auto":
             network.logits = lambda image: torch.full((1, 3, *image.shape[-2:]), torch.inf)
         return network
@@ -148,7 +149,7 @@ def test_where_fp16_overflows_bf16_is_taken(
     half = {"auto": torch.float16, "bf16": None, "fp32": None}
     monkeypatch.setattr(Fast, "half", lambda self, *_, **__: half[self.precision])
     method = Overflowing(tiny, fast=True)
-    monkeypatch.setattr("selfadapt.episode._precision", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("selfadapt.engine.network._precision", lambda *_, **__: nullcontext())
     result = method(image)
     assert method.fast.precision == "bf16"
     assert result.notes == ("this network's numbers are too large for fp16: bf16 is taken",)

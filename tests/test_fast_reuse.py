@@ -12,7 +12,7 @@ from conftest import TinyNet, assert_same, random_image, seeded, snapshot
 from networks import NETWORKS
 from oddities import WAYS, Odd, conv
 from selfadapt import SelfAdapt, create_method
-from selfadapt.episode import Episode
+from selfadapt.engine.network import Network
 from selfadapt.fast import PLAIN, Fast
 from selfadapt.fast.reuse import Reuse, frozen_modules
 
@@ -87,19 +87,19 @@ def test_a_frozen_layer_runs_once_for_all_steps(
 def test_running_statistics_of_layers_that_are_not_run_again_drift_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    episodes: list[Episode] = []
+    networks: list[Network] = []
 
-    class Recorded(Episode):
+    class Recorded(Network):
         def __init__(self, *args: Any, **how: Any) -> None:
             super().__init__(*args, **how)
-            episodes.append(self)
+            networks.append(self)
 
-    monkeypatch.setattr(selfadapt.method, "Episode", Recorded)
+    monkeypatch.setattr(selfadapt.method, "Network", Recorded)
     model = seeded(slim)
     for fast in (True, False):
         method = SelfAdapt(model, mode="official", steps=3, fast=fast, compare=False, lr=0.001)
         method(random_image(32, 40))
-    fast_one, plain = episodes
+    fast_one, plain = networks
     moved = 0
     for name, buffer in model.named_buffers():
         torch.testing.assert_close(fast_one.buffers[name], plain.buffers[name], **CLOSE)

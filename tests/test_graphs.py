@@ -142,21 +142,3 @@ def test_what_cannot_be_recorded_is_computed(
     for _ in range(3):
         assert torch.equal(run(computing([]), sized(8))["double"], 2 * sized(8))
     assert run.trouble == "operation not permitted when stream is capturing"
-
-
-def test_what_writes_to_tensors_it_keeps_is_not_recorded(
-    tiny: nn.Module, recordings: list[Any]
-) -> None:
-    """A replay would write to them again, and nothing would put them back."""
-    tiny.mean = torch.zeros(3)
-
-    def compute(image: Tensor) -> dict[str, Tensor]:
-        tiny.mean.data.add_(1)
-        return {"double": image * 2}
-
-    run = Graphs(tiny)
-    for _ in range(4):
-        run(compute, sized(8))
-    assert not recordings
-    assert tiny.mean.equal(torch.zeros(3))
-    assert run.trouble is not None

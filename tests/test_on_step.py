@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from conftest import assert_same, snapshot
 from selfadapt import SelfAdapt, create_method
+from selfadapt.fast.graphs import Graphs
 from selfadapt.method import Stopped
 
 STEPPING = ("self-adapt", "tent", "entropy", "memo")
@@ -101,11 +102,11 @@ def test_images_are_not_recorded_while_steps_are_told(
 
     method, recorded = SelfAdapt(tiny, steps=1), []
 
-    def record(compute: Any, image: Tensor, settings: Any) -> Any:
+    def record(graphs: Graphs, compute: Any, image: Tensor, settings: Any) -> Any:
         recorded.append(settings)
         return {}
 
-    monkeypatch.setattr(method, "_graphs", record)
+    monkeypatch.setattr(Graphs, "__call__", record)
     monkeypatch.setattr(method, "_conclude", lambda *_: None)
     monkeypatch.setattr(method, "compare", False)
     monkeypatch.setattr(method, "_compute", lambda _: {})

@@ -1,3 +1,4 @@
+import time
 from typing import Any
 
 import pytest
@@ -5,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from conftest import random_image
-from selfadapt import SelfAdapt
+from selfadapt import Interface, SelfAdapt
+from selfadapt.baselines import SaNOnly, Source
 from selfadapt.pacing import PRESETS, Pace
 
 
@@ -38,8 +40,51 @@ def test_a_budget_changes_the_number_of_steps_and_says_so(tiny: nn.Module, image
     assert torch.equal(generous.probs, SelfAdapt(tiny, steps=4)(image).probs)
     none = SelfAdapt(tiny, steps=4, budget_ms=0)(image)
     assert none.losses == ()
-    assert none.notes[-1] == "0 of 4 steps fit into 0 ms"
-    assert torch.equal(none.probs, SelfAdapt(tiny, steps=0)(image).probs)
+    assert none.notes[-1].startswith("0 ms are too little to adapt")
+    assert torch.equal(none.probs, Source(tiny)(image).probs)
+    alone = SelfAdapt(tiny, steps=4, budget_ms=0, compare=False)(image)
+    assert torch.equal(alone.probs, SaNOnly(tiny)(image).probs)
+
+
+class Slow(nn.Module):
+    """Takes a time in proportion to the pixels."""
+
+    interface = Interface(mean=(0.5,) * 3, std=(0.5,) * 3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(x[0, 0].numel() * 2e-6)
+        return self.head(self.body(x).relu())
+
+
+@pytest.mark.parametrize("budget_ms", [20, 400, 1000])
+def test_no_image_takes_more_than_its_budget_and_one_plain_pass(budget_ms: float) -> None:
+    """The first included; one pass takes 0.26 s."""
+    method = SelfAdapt(Slow(), steps=50, scales=(0.5,), budget_ms=budget_ms)
+    start = time.perf_counter()
+    result = method(random_image(256, 512))
+    assert time.perf_counter() - start < budget_ms / 1000 + 0.26 + 0.2
+    assert len(result.losses) in {20: [0], 400: [0], 1000: [0, 1]}[budget_ms]
+
+
+def test_an_estimate_is_about_what_an_image_takes() -> None:
+    method = SelfAdapt(Slow(), steps=2, scales=(0.5,))
+    estimate = method.estimate(256, 512)
+    assert estimate.plain_seconds == pytest.approx(0.26, rel=0.5)
+    assert estimate.seconds == pytest.approx(method(random_image(256, 512)).seconds, rel=0.5)
+    assert SaNOnly(Slow()).estimate(256, 512).seconds == pytest.approx(0.52, rel=0.5)
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_work_starts(
+    tiny: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfadapt.method.free_memory", lambda: 2**20)
+    with pytest.raises(ValueError, match=r"1280x1024 pixels takes about .* GB .* lower max_pixels"):
+        SaNOnly(tiny)(torch.zeros(3, 1024, 1280))
+    assert SaNOnly(tiny)(torch.zeros(3, 64, 64)).label.shape == (64, 64)
 
 
 def test_the_preset_is_its_settings(tiny: nn.Module, image: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 import selfadapt
 import selfadapt.adapt
 from conftest import needs_data
-from selfadapt.episode import Episode
+from selfadapt.engine.network import Network
 from selfadapt.images import load_image
 
 STAGES = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
@@ -38,14 +38,14 @@ def test_official_mode_equals_the_released_code(name: str, device: str, monkeypa
         ).to(device)
     settings = json.loads((folder / f"{name}.json").read_text())
     recorded = np.load(folder / f"{name}.npz")
-    episodes: list[Episode] = []
+    networks: list[Network] = []
 
-    class Recorded(Episode):
+    class Recorded(Network):
         def __init__(self, *args: Any, **how: Any) -> None:
             super().__init__(*args, **how)
-            episodes.append(self)
+            networks.append(self)
 
-    monkeypatch.setattr(selfadapt.method, "Episode", Recorded)
+    monkeypatch.setattr(selfadapt.method, "Network", Recorded)
     stages = [f"backbone.{stage}" for stage in STAGES if stage not in settings["frozen"]]
     method = selfadapt.SelfAdapt(
         model,
@@ -65,14 +65,14 @@ def test_official_mode_equals_the_released_code(name: str, device: str, monkeypa
     np.testing.assert_allclose(result.losses, recorded["losses"], rtol=0.01)
     for key, maps in (("fused_probs", result.fused_probs), ("final_probs", result.probs)):
         np.testing.assert_allclose(maps[:, ::4, ::4].cpu().numpy(), recorded[key], atol=5e-3)
-    (episode,) = episodes
+    (network,) = networks
     for key in (key for key in recorded if key.startswith("stat.")):
-        found = episode.buffers[f"backbone.{key.removeprefix('stat.')}"].cpu().numpy()
+        found = network.buffers[f"backbone.{key.removeprefix('stat.')}"].cpu().numpy()
         difference = np.linalg.norm(found - recorded[key]) / np.linalg.norm(recorded[key])
         assert difference < 1e-3, key
-    change = episode.tuned["cls_head.weight"].detach() - model.cls_head.weight.detach()
+    change = network.tuned["cls_head.weight"].detach() - model.cls_head.weight.detach()
     assert float(change.norm()) == pytest.approx(float(recorded["head_weight_delta"]), rel=0.01)
     with torch.no_grad(), selfadapt.san(model, settings["alpha"]):
         image = load_image(folder / settings["image"], device=device)
-        probs = Episode(model, method.interface).probs(image)
+        probs = Network(model, method.interface).probs(image)
     assert agreement(probs.argmax(dim=0), "san_label") >= 0.999

@@ -143,12 +143,12 @@ def test_features_go_with_their_image(tiny: nn.Module, image: Tensor) -> None:
     alive: list[ref[Any]] = []
     with pytest.MonkeyPatch.context() as patch:
 
-        class Watched(selfadapt.method.Episode):
+        class Watched(selfadapt.method.Network):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
                 alive.append(ref(self))
 
-        patch.setattr(selfadapt.method, "Episode", Watched)
+        patch.setattr(selfadapt.method, "Network", Watched)
         gc.disable()
         try:
             SelfAdapt(tiny, steps=2, **QUICK)(image)

@@ -1,6 +1,5 @@
 """Record a method of one forward pass as a graph."""
 
-import copy
 import logging
 import operator
 import warnings
@@ -18,11 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfadapt.checks import check_number
+from selfadapt.engine.copying import private_copy
 from selfadapt.export.forward import Forward
 from selfadapt.method import Method
 from selfadapt.methods import create_method, settings_of
-from selfadapt.models.interface import Interface, held
-from selfadapt.norm import Alpha, lent_san
+from selfadapt.models.interface import Interface
+from selfadapt.norm import Alpha, convert
 from selfadapt.version import __version__
 from selfadapt.views import Size, size_of
 
@@ -117,13 +117,14 @@ def trace(
 
 
 def _record(segment: Method, image: Tensor, *, dynamic: bool) -> torch.export.ExportedProgram:
-    with held(segment.model), explained(None):
-        network = copy.deepcopy(segment.model).cpu().float()
+    with explained(None):
+        network = private_copy(segment.model).cpu().float()
+    convert(network, segment.san)
     forward = Forward(network, segment.interface).eval().requires_grad_(False)
     free = torch.export.Dim.DYNAMIC
     shapes = ({2: free, 3: free},) if dynamic else None
     size = None if dynamic else size_of(image)
-    with lent_san(network, segment.san), torch.no_grad(), _free_sizes(), explained(size):
+    with torch.no_grad(), _free_sizes(), explained(size):
         return torch.export.export(forward, (image,), dynamic_shapes=shapes, strict=False)
 
 

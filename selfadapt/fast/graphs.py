@@ -12,12 +12,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from selfadapt.models.interface import lent
 
 LOG = logging.getLogger(__name__)
 Maps = dict[str, Tensor]
@@ -54,7 +53,7 @@ class Graphs:
     """Runs a computation on a network's images, one after the other.
 
     Args:
-        model: The network. It is lent out for a computation that is not replayed.
+        model: The network.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -64,6 +63,8 @@ class Graphs:
         self._pool: Any = None
         self._recordings: OrderedDict[Any, Recording] = OrderedDict()
         self._facts: Any = None
+        self.lock = RLock()
+        """To be held until the maps of an image are not needed any more."""
         self.trouble: str | None = None
         """Why nothing is recorded, if so."""
 
@@ -85,11 +86,7 @@ class Graphs:
         often = self._seen[key] >= max(RECORD_AT, self._needed[key])
         if often and self.trouble is None and not has_hooks(self._model):
             return self._record(key, compute, image)
-        with lent(self._model) as lending:
-            maps = compute(image)
-        if lending.wrote:
-            self.trouble = "it writes to tensors that it keeps, which nobody would put back"
-        return maps
+        return compute(image)
 
     def _record(self, key: Any, compute: Compute, image: Tensor) -> Maps:
         height, width = image.shape[-2:]
@@ -97,20 +94,17 @@ class Graphs:
         self._needed[key] = 2 * self._seen[key]  # where sizes come and go, ever fewer are recorded
         self._pool = self._pool or torch.cuda.graph_pool_handle()  # one after the other uses it
         still, graph = image.clone(), torch.cuda.CUDAGraph()
-        with lent(self._model):
-            try:
-                recording = torch.cuda.graph(
-                    graph, pool=self._pool, capture_error_mode="thread_local"
-                )
-                with _undisturbed(image.device), recording:
-                    maps = compute(still)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:  # this network does what cannot be recorded
-                self.trouble = str(error).partition("\n")[0]
-                LOG.info("not recorded, images are computed one by one: %s", self.trouble)
-                torch.cuda.synchronize(image.device)
-                return compute(image)
+        try:
+            recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+            with _undisturbed(image.device), recording:
+                maps = compute(still)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # this network does what cannot be recorded
+            self.trouble = str(error).partition("\n")[0]
+            LOG.info("not recorded, images are computed one by one: %s", self.trouble)
+            torch.cuda.synchronize(image.device)
+            return compute(image)
         self._facts = facts(self._model)
         self._recordings[key] = Recording(graph, still, maps)
         while len(self._recordings) > MOST_SIZES or self._num_bytes() > MOST_BYTES:

@@ -5,6 +5,7 @@ layers change. No architecture is known here. The input and the frozen weights a
 module without tuned weights, or a function, makes of constants is constant too, and is kept.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from selfadapt.models.interface import STANDARD, held_in
+from selfadapt.engine.copying import STANDARD
 from selfadapt.norm import Drift
 
 IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "pow")}
@@ -224,7 +225,7 @@ def _attributes(what: Any) -> list[Any]:
     for part in what.modules() if isinstance(what, nn.Module) else ():
         for name, value in part.__dict__.items():
             if name not in PASSED:
-                found += (name, *held_in(value))
+                found += (name, *_contents(value))
     return found
 
 
@@ -256,3 +257,16 @@ def _version(tensor: Tensor) -> int:
         if hasattr(type(tensor), "version"):  # it is not computed yet
             return tensor.version  # type: ignore[attr-defined]
         return -1 if tensor.is_inference() else tensor._version
+
+
+def _contents(value: Any, depth: int = 3) -> list[Any]:
+    """Return a value and what is in it: content of lists and dicts, tensors of other objects."""
+    if depth == 0 or isinstance(value, Tensor | nn.Module | type) or callable(value):
+        return [value]
+    if isinstance(value, list | tuple | deque):
+        inner = list(value)
+    elif isinstance(value, dict):
+        inner = [*value, *value.values()]
+    else:
+        inner = [v for v in getattr(value, "__dict__", {}).values() if isinstance(v, Tensor)]
+    return [value, *(content for item in inner for content in _contents(item, depth - 1))]

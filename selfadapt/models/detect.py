@@ -2,16 +2,19 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-from selfadapt.models.interface import Interface, lent
+from selfadapt.engine.copying import private_copy
+from selfadapt.models.interface import Interface
 from selfadapt.views import Size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -97,11 +100,12 @@ def _with_normalisation(interface: Interface) -> Interface:
 
 
 class Probe:
-    """Runs a network on noise, with copies of its weights: some write to them when they are run."""
+    """Runs a private copy of a network on noise."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+        self.model = private_copy(model).requires_grad_(False)
+        weights = (p for p in self.model.parameters() if p.is_floating_point())
+        self._weight = next(weights, torch.empty(0))
 
     def scores(
         self, interface: Interface, size: Size, contrast: float = 1.0, altered: Any = None
@@ -110,7 +114,7 @@ class Probe:
 
         The noise may have another contrast, and be altered in places.
         """
-        with lent(self.model), torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             try:
                 output = self._run(interface, size, contrast, altered)
             except torch.OutOfMemoryError:
@@ -121,7 +125,7 @@ class Probe:
         return scores if scores.numel() else None
 
     def sees_all(self, interface: Interface, size: Size, scores: Tensor) -> bool:
-        """Say whether scores depend on the last row and the last column of an image."""
+        """Return True if scores depend on the last row and the last column of an image."""
         if bool((scores == scores.flatten()[0]).all()):
             return True  # as far as one can tell
         for last in ((..., -1, slice(None)), (..., -1)):
@@ -138,47 +142,53 @@ class Probe:
         noise = contrast * torch.randn(shape, generator=generator, device="cpu")
         if altered is not None:
             noise[altered] += 1
-        weights = self._weights.values()
-        noise = noise.to(next((w.detach() for w in weights if w.is_floating_point()), noise))
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        return functional_call(self.model, self._weights | buffers, (noise,))
+        return self.model(noise.to(self._weight))
 
     def used(self, interface: Interface) -> list[str]:
         """Return the parameters that scores depend on, in the order of their use.
 
-        Auxiliary heads are not among them. Where it cannot be found out there are none.
+        Auxiliary heads are not among them. Where it cannot be determined there are none.
         """
         order: dict[str, int] = {}
-        values = {n: w.requires_grad_() for n, w in self._weights.items() if w.is_floating_point()}
-        with lent(self.model), torch.enable_grad():
+        values = {n: p for n, p in self.model.named_parameters() if p.is_floating_point()}
+        with torch.inference_mode(False), torch.enable_grad():
             try:
+                for value in values.values():
+                    value.requires_grad_()
                 for name, module in self.model.named_modules():
                     module.register_forward_pre_hook(partial(_count_run, order, name))
-                scores = interface.scores(self._run(interface, _usual_size(interface)))
+                scores = interface.scores(self._run(interface, usual_size(interface)))
                 slopes = torch.autograd.grad(scores.sum(), list(values.values()), allow_unused=True)
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # scripted modules take no hooks, others no gradients
                 return []
-        found, place = {}, 0
+        places, place = {}, 0
         for name, slope in zip(values, slopes, strict=True):
             place = order.get(name.rpartition(".")[0], place)  # some run no layer for it
             if slope is not None:
-                found[name] = place
-        return sorted(found, key=found.__getitem__)
-
-    def writes(self, interface: Interface) -> bool:
-        """Say whether the network writes to its weights when it is run."""
-        self.scores(interface, _usual_size(interface))
-        weights = self.model.named_parameters()
-        return any(not _identical(self._weights[name], value.detach()) for name, value in weights)
+                places[name] = place
+        return sorted(places, key=places.__getitem__)
 
 
-def _usual_size(interface: Interface) -> Size:
-    """Return a size that the network takes."""
-    side = max(64, interface.minimum or 1)
+def usual_size(interface: Interface, side: int = 64) -> Size:
+    """Return a size that the network takes, with sides of about ``side`` pixels."""
+    side = max(side, interface.minimum or 1)
     side += -side % (interface.divisor or 1)
     return interface.size or (side, side)
+
+
+@contextmanager
+def runs_original(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield a list of the modules of ``model`` itself that this thread runs in a ``with`` block."""
+    modules, runs, thread = set(model.modules()), list[nn.Module](), get_ident()
+
+    def count(module: nn.Module, _: Any) -> None:
+        if module in modules and get_ident() == thread:
+            runs.append(module)
+
+    with register_module_forward_pre_hook(count):
+        yield runs
 
 
 def _count_run(order: dict[str, int], name: str, *_: Any) -> None:

@@ -6,25 +6,18 @@ everything else deals with raw images and with class scores ``(B, C, H, W)`` at 
 ``detect.py`` finds out the interface of a network.
 """
 
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from selfadapt.views import constant
 
-STANDARD = nn.Module().__dict__.keys()
-"""Attributes that every module has."""
 OUTPUT_KEYS = ("out", "logits", "pred")
 LOWEST = -1e30
 """As good as minus infinity, and still a number when it is multiplied by 0."""
@@ -201,120 +194,3 @@ def _mask_scores(classes: Tensor, masks: Tensor) -> Tensor:
     """
     probs = classes.softmax(dim=-1)[..., :-1]
     return torch.einsum("bqc,bqhw->bchw", probs, masks.sigmoid()).clamp_min(1e-6).log()
-
-
-_LOCK_OF: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-_LOCKS: WeakKeyDictionary[nn.Module, tuple[threading.RLock, ...]] = WeakKeyDictionary()
-_LOOKING = threading.Lock()
-
-
-@contextmanager
-def held(model: nn.Module) -> Iterator[None]:
-    """Let threads wait for each other that want the same model, or two that share a part."""
-    with _LOOKING:
-        if model not in _LOCKS:
-            own = threading.RLock()  # for the parts that no model before had
-            locks = {_LOCK_OF.setdefault(part, own) for part in model.modules()}
-            _LOCKS[model] = tuple(sorted(locks, key=id))  # always in this order
-    with ExitStack() as stack:
-        for lock in _LOCKS[model]:
-            stack.enter_context(lock)
-        yield
-
-
-class Lending:
-    """What came of lending a model out."""
-
-    wrote = False
-    """Whether the network wrote to tensors that it keeps, which were put back."""
-
-
-@contextmanager
-def lent(model: nn.Module) -> Iterator[Lending]:
-    """Lend a model out in evaluation mode; on leaving, every module is as it was.
-
-    That goes for each module's class, flags, hooks and attributes, and for the lists, sets, arrays,
-    plain tensors and sources of random numbers in these: some networks keep such on themselves.
-    Parameters and buffers are not looked after: nobody writes to them, see ``Episode``. Threads
-    that want the same model wait for each other.
-    """
-    with held(model):
-        before, lending = [_Record(module) for module in model.modules()], Lending()
-        try:
-            for record in before:
-                record.module.training = False
-            yield lending
-        finally:
-            try:
-                _restore(before, lending)
-            except BaseException:  # Ctrl-C at this very moment
-                _restore(before, lending)
-                raise
-
-
-class _Record:
-    """What one module was like."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.kind = type(module)
-        self.training = module.training
-        shared = [v for name, v in vars(module).items() if name in STANDARD]
-        things = [t for n, v in vars(module).items() if n not in STANDARD for t in held_in(v)]
-        tables = [t for t in (vars(module), *shared, *things) if isinstance(t, dict)]
-        self.tables = [(table, dict(table)) for table in tables]
-        self.lists = [(thing, list(thing)) for thing in things if isinstance(thing, list | deque)]
-        self.sets = [(thing, set(thing)) for thing in things if isinstance(thing, set)]
-        self.arrays = [(thing, thing.copy()) for thing in things if isinstance(thing, np.ndarray)]
-        self.dice = [(t, t.get_state()) for t in things if isinstance(t, torch.Generator)]
-        self.tensors = [
-            (thing, thing.clone())
-            for thing in things
-            if isinstance(thing, Tensor) and not thing.requires_grad and not thing.is_inference()
-        ]
-
-
-def held_in(thing: Any, depth: int = 3) -> list[Any]:
-    """Return a thing and what it holds: content of lists and dicts, tensors of other objects."""
-    if depth == 0 or isinstance(thing, Tensor | nn.Module | type) or callable(thing):
-        return [thing]
-    if isinstance(thing, list | tuple | deque):
-        inner = list(thing)
-    elif isinstance(thing, dict):
-        inner = [*thing, *thing.values()]
-    else:
-        inner = [one for one in getattr(thing, "__dict__", {}).values() if isinstance(one, Tensor)]
-    return [thing, *(held for one in inner for held in held_in(one, depth - 1))]
-
-
-def _restore(records: list[_Record], lending: Lending) -> None:
-    """Put modules back, without a moment in which something is missing."""
-    for record in records:
-        if type(record.module) is not record.kind:
-            record.module.__class__ = record.kind
-        for table, content in record.tables:
-            for name, thing in content.items():
-                if name not in table or table[name] is not thing:
-                    table[name] = thing
-            for name in table.keys() - content.keys():
-                del table[name]
-        for items, before in record.lists:
-            if isinstance(items, list):
-                items[:] = before
-            else:
-                items.clear()
-                items.extend(before)
-        for members, known in record.sets:
-            members |= known
-            members &= known
-        for array, numbers in record.arrays:
-            if array.flags.writeable:
-                array[...] = numbers
-        for generator, state in record.dice:
-            generator.set_state(state)
-        for tensor, value in record.tensors:
-            if not torch.equal(tensor, value):
-                tensor.copy_(value)
-                lending.wrote = True
-        if record.module.training != record.training:  # a scripted module keeps its own flag
-            record.module.training = record.training

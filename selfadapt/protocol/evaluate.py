@@ -35,7 +35,7 @@ from torch import Tensor
 from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.data import Sample
 from selfadapt.devices import find_device, process_number
-from selfadapt.episode import described
+from selfadapt.engine.network import described
 from selfadapt.images import enlarged, read_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names

@@ -1,23 +1,26 @@
-"""An episode: the network as it is for one image, with weights that may be tuned and forgotten.
-
-Nothing is ever written to the model. An episode holds copies of the weights that are tuned and of
-the statistics, and runs the model's own code with them in place. Whatever happens, there is nothing
-to restore. Weights that are not tuned are read where they are.
-"""
+"""A network for one image: a private copy of the caller's, with weights that may be tuned."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from selfadapt.engine.copying import STANDARD, private_copy
 from selfadapt.fast import PLAIN, Fast
 from selfadapt.fast.reuse import Reuse
 from selfadapt.models.interface import Interface
-from selfadapt.norm import Drift, SaN, images_in_batch, normalizing_with
+from selfadapt.norm import (
+    Drift,
+    SaNReport,
+    convert,
+    image_statistics,
+    images_in_batch,
+    normalizing_with,
+)
 
 Loss = Callable[[Tensor], Tensor]
 """A loss of the logits ``(1, C, H, W)``."""
@@ -25,17 +28,17 @@ Gradients = Sequence[Tensor | None]
 """One for each tuned weight; None where the loss does not depend on it."""
 
 
-class Episode:
-    """A model with its own copy of some weights.
+class Network:
+    """A private copy of a network, for one image.
 
     Half-precision models are run in float32: steps as small as adaptation's would be rounded away.
 
     Args:
-        model: The network, in evaluation mode.
+        model: The network. It is copied, and never written to.
         interface: How to talk to it.
         tuned: Names of the parameters ``step`` may change.
         fast: Shortcuts to take.
-        copies: Copy all weights: the network writes to them when it is run.
+        san: The layers that mix in the image's statistics. None: those of ``model`` that do.
     """
 
     def __init__(
@@ -44,34 +47,53 @@ class Episode:
         interface: Interface,
         tuned: Collection[str] = (),
         fast: Fast = PLAIN,
-        *,
-        copies: bool = False,
+        san: SaNReport | None = None,
     ) -> None:
         self.interface, self.fast = interface, fast
-        weights = {name: _wide(value.detach()) for name, value in model.named_parameters()}
-        if gone := [name for name in tuned if name not in weights]:
-            raise ValueError(f"the network had {gone[0]} when this method was made: make it anew")
-        if copies:
-            weights = {name: value.clone() for name, value in weights.items()}
-        self.device = next(iter(weights.values()), torch.empty(0)).device
+        self.device = next(model.parameters(), torch.empty(0)).device
         self._chosen = _autocasts(self.device)  # by the caller
+        self._channels_last = fast.keeps_channels_last(self.device)
         half = None if self._chosen else fast.half(self.device)
-        self._last = fast.keeps_channels_last(self.device)
-        self.tuned = {
-            name: self._laid_out(weights[name].clone()).requires_grad_() for name in tuned
+        kernels = {
+            f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Conv2d)
         }
-        self.buffers = {name: _wide(value).clone() for name, value in model.named_buffers()}
-        weights |= {
-            name: self._laid_out(weights[name], half)
-            for name in _kernels_of_convolutions(model)
-            if name in weights and name not in self.tuned
-        }
-        self._runner = _Runner(model)
-        self._state = {
-            f"model.{name}": value for name, value in (weights | self.buffers | self.tuned).items()
-        }
+
+        def new_tensor(name: str, value: Tensor) -> Tensor:
+            dtype = value.dtype
+            if dtype in (torch.float16, torch.bfloat16):
+                dtype = torch.float32
+            if half is not None and name in kernels and name not in tuned:
+                dtype = half
+            last = self._channels_last and value.dim() == 4 and (name in kernels or name in tuned)
+            layout = torch.channels_last if last else torch.preserve_format
+            return torch.empty_like(value, dtype=dtype, memory_format=layout)
+
+        self.model = private_copy(model, new_tensor)
+        parameters = dict(self.model.named_parameters())
+        if gone := [name for name in tuned if name not in parameters]:
+            raise ValueError(f"the network had {gone[0]} when this method was made: make it anew")
+        self.tuned = {name: parameters[name].requires_grad_() for name in tuned}
+        self.buffers = dict(self.model.named_buffers())
+        if san is not None:
+            convert(self.model, san)
+        self._drift: Drift | None = None
         self._reuse: Reuse | None = None
         self._reused_for: tuple[Tensor, Tensor, Drift | None] | None = None
+
+    def __del__(self) -> None:
+        """Free the memory of a network that refers to itself, before garbage is collected."""
+        model = self.__dict__.pop("model", None)
+        self.__dict__.clear()
+        if model is None:
+            return
+        alive, model = ref(model), None
+        if (model := alive()) is None:
+            return
+        for module in model.modules():
+            for value in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                value.data = value.new_empty(0)
+            for name in vars(module).keys() - STANDARD:
+                del module.__dict__[name]
 
     def logits(self, image: Tensor) -> Tensor:
         """Return class scores ``(1, C, H, W)`` for a raw image ``(C, H, W)``, or for several."""
@@ -109,7 +131,6 @@ class Episode:
                     f"{next(iter(self.tuned))} and on; does it run under no_grad or detach its "
                     "output? If it does not use these layers, name others with adapt=[...]"
                 )
-            # With the weights still in place: a checkpointed network runs once more in here.
             return value.detach(), torch.autograd.grad(value, weights, allow_unused=True)
 
         with torch.enable_grad():
@@ -122,8 +143,15 @@ class Episode:
         if moving:
             torch._foreach_add_(*map(list, zip(*moving, strict=True)), alpha=-lr)
 
+    @contextmanager
+    def image_statistics(self, momentum: float) -> Iterator[None]:
+        """Normalise with image statistics alone, and let the running statistics follow them."""
+        with image_statistics(self.model, momentum) as self._drift:
+            yield
+        self._drift = None
+
     def _run(self, image: Tensor, use: Callable[[Tensor], Any], again: bool = False) -> Any:
-        """Run the network on an image, and ``use`` its logits while the weights are in place.
+        """Run the network on an image, and ``use`` its logits.
 
         Args:
             image: A raw image.
@@ -131,13 +159,9 @@ class Episode:
             again: The network will be run on this image again, with other tuned weights.
         """
         x, reuse = self._input(image, again)
-
-        def work(model: nn.Module) -> Any:
-            return use(self.interface.finish(model(x), image))
-
         try:
             with self._shortcuts(reuse), images_in_batch(len(x)):
-                return functional_call(self._runner, self._state, (work,))
+                return use(self.interface.finish(self.model(x), image))
         except (RuntimeError, AssertionError, LookupError, AttributeError, TypeError) as error:
             size = f"{image.shape[-1]}x{image.shape[-2]}"
             error.add_note(f"while the network ran on an image of {size} pixels; {_advice(error)}")
@@ -145,22 +169,20 @@ class Episode:
 
     def _input(self, image: Tensor, again: bool) -> tuple[Tensor, Reuse | None]:
         """Return the network's input for an image, and what is known of a run on it before."""
-        drift = _drift_of(self._runner.model)
         if self._reused_for is not None and self._reuse is not None and self._reuse.usable:
             for_image, x, for_drift = self._reused_for
-            if for_image is image and for_drift is drift:
+            if for_image is image and for_drift is self._drift:
                 return x, self._reuse
         x = self.interface.prepare(self.interface.normalize(image))
-        if self._last:
+        if self._channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         if not again or (self._reuse is not None and not self._reuse.usable):
             return x, None
-        names = self.tuned if drift is None else (*self.tuned, *self.buffers)
-        changing = {id(self._state[f"model.{name}"]) for name in names}
-        constants = [value for value in self._state.values() if id(value) not in changing]
-        self._reused_for = image, x, drift
+        frozen = [value for name, value in self.model.named_parameters() if name not in self.tuned]
+        buffers = self.buffers.values() if self._drift is None else ()
+        self._reused_for = image, x, self._drift
         self._reuse = Reuse(
-            self._runner.model, self.tuned, [x, *constants], drift,
+            self.model, self.tuned, [x, *frozen, *buffers], self._drift,
             partial(_precision, self.device, self.fast, self._chosen, steps=False),
         )  # fmt: skip
         return x, self._reuse
@@ -180,21 +202,6 @@ class Episode:
                 stack.enter_context(reuse.running())
             yield
 
-    def _laid_out(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        layout = torch.channels_last if self._last and weight.dim() == 4 else torch.preserve_format
-        return weight.to(dtype=dtype or weight.dtype, memory_format=layout)
-
-
-class _Runner(nn.Module):
-    """Does any work with a model that functional_call has given other weights."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, work: Callable[[nn.Module], Any]) -> Any:
-        return work(self.model)
-
 
 def _precision(
     device: torch.device, fast: Fast, chosen: bool, *, steps: bool
@@ -204,11 +211,6 @@ def _precision(
     if half is None:
         return nullcontext()
     return torch.autocast(device.type, half, cache_enabled=False)
-
-
-def _kernels_of_convolutions(model: nn.Module) -> list[str]:
-    modules = model.named_modules()
-    return [f"{name}.weight" for name, module in modules if isinstance(module, nn.Conv2d)]
 
 
 def _advice(error: Exception) -> str:
@@ -223,22 +225,12 @@ def _advice(error: Exception) -> str:
     )
 
 
-def _drift_of(model: nn.Module) -> Drift | None:
-    return next((m.san_drift for m in model.modules() if isinstance(m, SaN)), None)
-
-
 def _autocasts(device: torch.device) -> bool:
-    """Say whether the caller has chosen the kind of numbers to compute with."""
+    """Return True if the caller has chosen the kind of numbers to compute with."""
     return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)
-
-
-def _wide(value: Tensor) -> Tensor:
-    if value.is_inference():
-        value = value.clone()  # an inference tensor could not be saved for the backward pass
-    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
 def described(error: Exception) -> str:
     """Return in one line what a network raised, with the advice that was added to it."""
-    said, _, _ = f"{type(error).__name__}: {error}".partition("\n")
-    return "; ".join([said, *dict.fromkeys(getattr(error, "__notes__", ()))])
+    message, _, _ = f"{type(error).__name__}: {error}".partition("\n")
+    return "; ".join([message, *dict.fromkeys(getattr(error, "__notes__", ()))])

@@ -1,0 +1,105 @@
+"""What an image will take on a CPU, from a small piece of noise: time, and memory."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selfadapt.engine.network import Network
+
+PIECE = 128
+"""Sides of the piece in pixels: a ResNet-50 takes a second or two for it."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one pixel costs a network on this machine."""
+
+    forward: float
+    """Seconds of a forward pass."""
+    step: float
+    """Seconds of a step, with what is reused."""
+    scores: float
+    """Bytes of the class scores."""
+    saved: float
+    """Bytes that a step keeps for its backward pass."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an image will take, about."""
+
+    seconds: float
+    plain_seconds: float
+    """One forward pass of the network as trained."""
+    step_seconds: float
+    """One step of adaptation; 0 for methods that take none."""
+    num_bytes: float
+    """Memory beside the network."""
+
+
+def measure(make: Callable[[], Network], image: Tensor) -> Rates:
+    """Measure a network on a small image ``(C, H, W)``.
+
+    Args:
+        make: Makes the network, with the parameters that steps tune.
+        image: Noise, of a size the network takes.
+    """
+    network, pixels = make(), image[0].numel()
+    saved: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def seconds(run: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    seconds(lambda: network.logits(image))  # the first run also prepares
+    forward = seconds(lambda: network.logits(image))
+    step, scores = 0.0, network.logits(image)
+    if network.tuned:
+
+        def take_step() -> None:
+            network.step(image, lambda logits: logits.square().mean(), lr=1e-12)
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            take_step()
+        step = seconds(take_step)
+    weights = sum(value.nbytes for value in network.model.parameters())
+    kept = max(0, sum(saved.values()) - weights)
+    return Rates(forward / pixels, step / pixels, scores.nbytes / pixels, kept / pixels)
+
+
+def free_memory() -> int | None:
+    """Return how many bytes of memory are free, where the system says so."""
+    try:
+        with open("/proc/meminfo") as file:
+            sizes = dict(line.split(":", 1) for line in file)
+        return int(sizes["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it.
+
+    Example:
+        >>> duration(0.25), duration(21.4), duration(480)
+        ('0.2 s', '21 s', '8 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
