@@ -39,6 +39,8 @@ class ModelSpec:
     """Normalisation in the place of BatchNorm, a name in ``NORMS``."""
     dropout: float = 0.0
     """Rate of dropout after every ReLU; 0: none."""
+    trained_on: str = ""
+    """The images it was trained on, in words; empty: not known."""
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
