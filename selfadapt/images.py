@@ -17,6 +17,8 @@ from selfadapt.views import View
 Image = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 """A path, a PIL image, an array (H, W, C) or (H, W), or a tensor (C, H, W)."""
 Device = torch.device | str | None
+ROUNDING = 1e-3
+"""How far the values of a float image may lie outside of [0, 1], as resizing leaves them."""
 
 
 def load_image(
@@ -186,10 +188,12 @@ def _check_tensor(image: Tensor, channels: int, normalized: bool, device: Device
         raise ValueError("an image must hold finite numbers, but there are NaN or infinite values")
     low, high = image.aminmax()
     if not normalized and (low < 0 or high > 1):
-        raise ValueError(
-            f"a float image must lie in [0, 1], got values from {low:.3g} to {high:.3g}; "
-            "divide 8-bit values by 255, or say normalized=True if they are normalised already"
-        )
+        if low < -ROUNDING or high > 1 + ROUNDING:
+            raise ValueError(
+                f"a float image must lie in [0, 1], got values from {low:.3g} to {high:.3g}; "
+                "divide 8-bit values by 255, or say normalized=True if they are normalised already"
+            )
+        image = image.clamp(0, 1)
     return _with_channels(image, channels, normalized)
 
 

@@ -58,4 +58,5 @@ def within_budget(image: Tensor, mode: ModeName, max_pixels: int) -> Tensor:
     short, long = sorted((height, width))
     short = max(1, int(short * shrink))
     long = min(int(long * shrink), max_pixels // short)  # a side of one pixel shrinks no more
-    return resize(image, (short, long) if height <= width else (long, short))
+    resized = resize(image, (short, long) if height <= width else (long, short))
+    return resized.clamp_(image.min(), image.max())  # sums of weights overshoot by rounding
