@@ -1,0 +1,72 @@
+"""Trained networks of torchvision and Hugging Face to start from.
+
+``open_model`` takes the addresses; weights are fetched once and kept in the library's own cache.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """What to know of a published network before it is fetched."""
+
+    trained_on: str
+    """The images it was trained on, in words."""
+    num_classes: int
+    megabytes: int
+    """Size of the download, in millions of bytes."""
+    licence: str
+    """Terms of the weights; those of the training images may add to them."""
+    purpose: str
+    """What it is for."""
+
+
+_COCO = "photographs of COCO, with the labels of Pascal VOC"
+_CITYSCAPES = "photographs from a car by day in cities in Germany and around it (Cityscapes)"
+_ADE20K = "photographs of all kinds, indoors and outdoors (ADE20K)"
+_BSD = "BSD-3-Clause"
+_NVIDIA = "NVIDIA Source Code License for SegFormer: non-commercial research and evaluation only"
+
+TRAINED = {
+    "torchvision:lraspp_mobilenet_v3_large": TrainedNetwork(
+        _COCO, 21, 13, _BSD, "people, animals, vehicles, furniture: the smallest and fastest"
+    ),
+    "torchvision:deeplabv3_mobilenet_v3_large": TrainedNetwork(
+        _COCO, 21, 44, _BSD, "people, animals, vehicles, furniture: fast on a CPU"
+    ),
+    "torchvision:deeplabv3_resnet50": TrainedNetwork(
+        _COCO, 21, 168, _BSD, "people, animals, vehicles, furniture: accurate"
+    ),
+    "torchvision:deeplabv3_resnet101": TrainedNetwork(
+        _COCO, 21, 245, _BSD, "people, animals, vehicles, furniture: the most accurate"
+    ),
+    "hf:nvidia/segformer-b0-finetuned-cityscapes-1024-1024": TrainedNetwork(
+        _CITYSCAPES, 19, 15, _NVIDIA, "streets seen from a car: small and fast"
+    ),
+    "hf:nvidia/segformer-b2-finetuned-cityscapes-1024-1024": TrainedNetwork(
+        _CITYSCAPES, 19, 110, _NVIDIA, "streets seen from a car: accurate"
+    ),
+    "hf:nvidia/segformer-b5-finetuned-cityscapes-1024-1024": TrainedNetwork(
+        _CITYSCAPES, 19, 339, _NVIDIA, "streets seen from a car: the most accurate"
+    ),
+    "hf:nvidia/segformer-b0-finetuned-ade-512-512": TrainedNetwork(
+        _ADE20K, 150, 15, _NVIDIA, "any scene, rooms and landscapes: small and fast"
+    ),
+    "hf:nvidia/segformer-b2-finetuned-ade-512-512": TrainedNetwork(
+        _ADE20K, 150, 110, _NVIDIA, "any scene, rooms and landscapes: accurate"
+    ),
+    "hf:openmmlab/upernet-convnext-tiny": TrainedNetwork(
+        _ADE20K, 150, 241, "MIT", "any scene, rooms and landscapes: free to use"
+    ),
+    "hf:mattmdjaga/segformer_b2_clothes": TrainedNetwork(
+        "photographs of people, for their clothes (ATR)", 18, 110,
+        "MIT on its page; it was made from NVIDIA's SegFormer, which is non-commercial",
+        "clothes, hair, face and limbs of people",
+    ),
+    "hf:restor/tcd-segformer-mit-b0": TrainedNetwork(
+        "aerial images of 10 cm a pixel from all over the world (Restor TCD)", 2, 15,
+        "made from NVIDIA's SegFormer and CC BY-NC images: non-commercial",
+        "cover of trees seen from the air",
+    ),
+}  # fmt: skip
+"""Address, as ``open_model`` takes it -> what it is."""
