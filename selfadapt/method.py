@@ -41,7 +41,7 @@ from selfadapt.models.families import Selection, adapted_parameters
 from selfadapt.models.interface import LOWEST, Interface
 from selfadapt.modes import MAX_PIXELS, MODES, ModeName, check_mode, within_budget
 from selfadapt.norm import Alpha, SaN, SaNReport, find_san
-from selfadapt.pseudo import fuse
+from selfadapt.pseudo import fuse, view_confidence
 from selfadapt.result import ResizedMap, Result
 from selfadapt.views import Size, View, size_of, undo_together, usable_views
 
@@ -51,6 +51,12 @@ LARGE = 2**20
 """From so many pixels on it is checked whether there is enough memory."""
 DIVERGED = "the loss became infinite, lr may be too high"
 """What no wider numbers would help against."""
+LOW_CONFIDENCE = 0.6
+"""Of the views' mean, below which most predictions for real and rendered streets were poor."""
+UNLIKE = (
+    "this image looks unlike those the network was trained on (low confidence over its views): "
+    "look at the mask before you rely on it"
+)
 
 
 class Overflow(ArithmeticError):
@@ -272,6 +278,8 @@ class Method(ABC):
 
     def _concluded(self, image: Tensor, size: Size, maps: Maps) -> Result:
         result = self._conclude(image, size, maps)
+        if "fused" in maps and view_confidence(maps["fused"]) < LOW_CONFIDENCE:
+            result = result._replace(notes=(UNLIKE, *result.notes))
         return self._with_source(result, maps["source_logits"], size) if self.compare else result
 
     def _compute_all(self, image: Tensor) -> Maps:

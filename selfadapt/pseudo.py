@@ -40,6 +40,24 @@ def fuse(probs: Iterable[Tensor], num_views: int | None = None) -> Tensor:
     return total.div_(num_views or num) if num > 1 else total / (num_views or num)
 
 
+def view_confidence(probs: Tensor) -> Tensor:
+    """Return how sure the views' mean prediction is over the image: 0 is chance, 1 certainty.
+
+    It is low where views contradict each other, and so tells images that a network knows nothing
+    of, which its confidence in a single prediction does not.
+
+    Args:
+        probs: Class probabilities ``(C, H, W)``, the mean over the views.
+
+    Example:
+        >>> import torch
+        >>> view_confidence(torch.tensor([[0.9, 0.6], [0.1, 0.4]]).reshape(2, 1, 2))
+        tensor(0.5000)
+    """
+    chance = 1 / len(probs)
+    return (probs.amax(dim=0).mean() - chance) / (1 - chance)
+
+
 def pseudo_label(
     probs: Tensor, psi: float = 0.7, *, ignore: int = IGNORE, strict: bool = False
 ) -> Tensor:

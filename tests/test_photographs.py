@@ -1,0 +1,75 @@
+"""Real photographs: what they meet in the library, at any size and by every reader."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PILImage
+from torch import nn
+
+import selfadapt
+from conftest import needs_data
+from selfadapt.images import load_image
+from selfadapt.method import UNLIKE
+from selfadapt.modes import within_budget
+from selfadapt.streets import render
+from selfadapt.views import View
+
+FOLDERS = ("camvid", "carla", "cityscapes", "wild", "bdd", "drive", "chase")
+SIZES = ((1280, 720), (1242, 375), None)
+"""Width and height of photographs as people have them; None: as it is stored."""
+
+
+def photographs(num: int) -> list[PILImage.Image]:
+    """Return photographs of streets and of retinas, most of them enlarged to usual sizes."""
+    pictures = []
+    for index in range(num):
+        name = FOLDERS[index % len(FOLDERS)]
+        world = "vessels" if name in ("drive", "chase") else "street"
+        files = sorted((needs_data(world, name) / "images").iterdir())
+        picture = PILImage.open(files[index * 7 % len(files)]).convert("RGB")
+        size = SIZES[index % len(SIZES)]
+        pictures.append(picture if size is None else picture.resize(size))
+    return pictures
+
+
+@pytest.fixture(scope="module")
+def streets() -> nn.Module:
+    return selfadapt.open_model("streets")
+
+
+def test_scaled_down_photographs_stay_in_the_range_of_images() -> None:
+    white = torch.rand(3, 375, 1242, generator=torch.Generator().manual_seed(0)).round()
+    for image in (white, *map(load_image, photographs(36))):
+        for max_pixels in (100_000, 294_912):
+            small = within_budget(image, "paper", max_pixels)
+            assert small.min() >= 0
+            assert small.max() <= 1
+            assert torch.equal(load_image(small), small)
+
+
+def test_a_float_image_may_be_off_by_rounding(tiny: nn.Module) -> None:
+    image = torch.linspace(-9e-4, 1 + 9e-4, 3 * 32 * 48).reshape(3, 32, 48)
+    loaded = load_image(image)
+    assert torch.equal(loaded, image.clamp(0, 1))
+    assert torch.equal(load_image(image.permute(1, 2, 0).numpy().astype(np.float64)), loaded)
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\], got values from -0.002 to 1"):
+        load_image(image - 1.1e-3)
+
+
+def test_photographs_are_segmented_at_their_own_size(streets: nn.Module) -> None:
+    method = selfadapt.create_method("san", streets, max_pixels=20_000)
+    for picture in photographs(36):
+        result = method(picture)
+        assert tuple(result.label.shape) == (picture.height, picture.width)
+        assert 0 < result.confidence.min() <= result.confidence.max() <= 1 + 1e-5
+
+
+def test_images_that_the_network_knows_nothing_of_are_noted(streets: nn.Module) -> None:
+    method = selfadapt.create_method("tta", streets, scales=(0.5, 0.75), compare=False)
+    for index in range(2):
+        assert UNLIKE not in method(render("day", 40 + index)[0]).notes
+        for world, scale in (("chase", 0.4), ("drive", 0.7)):
+            file = sorted((needs_data("vessels", world) / "images").iterdir())[index]
+            assert UNLIKE in method(View(scale).make(load_image(Path(file)))).notes
