@@ -1,15 +1,19 @@
 """Real photographs: what they meet in the library, at any size and by every reader."""
 
+import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image as PILImage
 from torch import nn
 
 import selfadapt
 from conftest import needs_data
+from runs import run_cli
 from selfadapt.images import load_image
 from selfadapt.method import UNLIKE
 from selfadapt.modes import within_budget
@@ -73,3 +77,27 @@ def test_images_that_the_network_knows_nothing_of_are_noted(streets: nn.Module) 
         for world, scale in (("chase", 0.4), ("drive", 0.7)):
             file = sorted((needs_data("vessels", world) / "images").iterdir())[index]
             assert UNLIKE in method(View(scale).make(load_image(Path(file)))).notes
+
+
+def test_photographs_are_evaluated(tmp_path: Path) -> None:
+    def domain(name: str, scale: float) -> dict[str, Any]:
+        root = {"dataset": "folder", "root": str(needs_data("street", name)), "split": "all"}
+        return {**root, "classes": "cityscapes-19", "scale": scale, "limit": 4, "name": name}
+
+    recipe = {
+        "networks": {"streets": {"place": "streets"}},
+        "classes": "streets-9",
+        "validation": domain("camvid", 0.5),
+        "targets": [domain("wild", 0.7), domain("cityscapes", 0.5)],
+        "methods": [
+            {"method": "source", "label": "t-BN"},
+            {"method": "san", "label": "SaN", "tune": {"alpha": [0, 0.1]}},
+            {"method": "tta", "label": "TTA", "same_as": "SaN", "settings": {"scales": [0.5]}},
+        ],
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert run_cli("evaluate", tmp_path / "recipe.yaml", "-o", tmp_path / "run") == 0
+    with (tmp_path / "run/tables/domains.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["method"] for row in rows} == {"t-BN", "SaN", "TTA"}
+    assert all(0 < float(row["mIoU"]) < 100 for row in rows)
