@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -32,10 +32,11 @@ class Paced(TinyNet):
 
 @dataclass
 class Served:
-    """A server that runs, and its network."""
+    """A server that runs, its network, and a visitor's browser."""
 
     address: str
     model: Any
+    browser: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
 
     def function(self, name: str) -> int:
         """Return the number by which the page calls one of its functions."""
@@ -46,11 +47,11 @@ class Served:
     def call(self, name: str, data: list[Any], session: str = "here") -> dict[str, Any]:
         """Call a function as the page does; return what it is answered at the end."""
         body = {"data": data, "fn_index": self.function(name), "session_hash": session}
-        joined = httpx.post(f"{self.address}/gradio_api/queue/join", json=body, timeout=30)
+        joined = self.browser.post(f"{self.address}/gradio_api/queue/join", json=body)
         assert joined.status_code == 200, joined.text
         query = {"session_hash": session}
         url = f"{self.address}/gradio_api/queue/data"
-        with httpx.stream("GET", url, params=query, timeout=60) as answer:
+        with self.browser.stream("GET", url, params=query) as answer:
             for line in answer.iter_lines():
                 message = json.loads(line.removeprefix("data:")) if line else {}
                 if message.get("msg") == "process_completed":
@@ -60,7 +61,7 @@ class Served:
     def upload(self, content: bytes, name: str = "street.png") -> httpx.Response:
         """Upload a file as the page does."""
         files = {"files": (name, content)}
-        return httpx.post(f"{self.address}/gradio_api/upload", files=files, timeout=30)
+        return self.browser.post(f"{self.address}/gradio_api/upload", files=files)
 
 
 @contextmanager

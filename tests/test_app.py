@@ -352,7 +352,7 @@ def test_an_uploaded_image_is_adapted_to_over_http(server: Served) -> None:
     assert answer["success"], answer
     assert "48x32 pixels" in answer["output"]["data"][0]
     masks = next(d for d in answer["output"]["data"] if isinstance(d, dict) and "masks" in str(d))
-    with zipfile.ZipFile(io.BytesIO(httpx.get(masks["url"]).content)) as archive:
+    with zipfile.ZipFile(io.BytesIO(server.browser.get(masks["url"]).content)) as archive:
         assert "san_label.png" in archive.namelist()
     assert_same(before, snapshot(server.model))
 
@@ -362,10 +362,6 @@ def test_an_uploaded_image_is_adapted_to_over_http(server: Served) -> None:
     [
         ({"image": None}, "there is no image yet"),
         ({"image": "street.png"}, None),
-        ({"image": {"path": "/etc/passwd"}}, "not here"),
-        ({"image": {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}}, None),
-        ({"image": {"path": "\0"}}, None),
-        ({"image": {"path": 7}}, None),
         ({"model": "hf:someone/something"}, "unknown network"),
         ({"method": "ensemble"}, "unknown method"),
         ({"steps": 10**9}, "steps must be"),
@@ -384,43 +380,6 @@ def test_what_a_client_makes_up_is_refused_over_http(
         assert leak not in str(answer), leak
 
 
-def test_an_address_is_not_fetched(server: Served) -> None:
-    body = {"data": asking("http://127.0.0.1:1/x.png"), "fn_index": 0, "session_hash": "here"}
-    answer = httpx.post(f"{server.address}/gradio_api/queue/join", json=body)
-    assert (answer.status_code, answer.text) == (403, "files from elsewhere are not fetched")
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/gradio_api/file=/etc/passwd",
-        "/gradio_api/file=../../../../etc/passwd",
-        "/gradio_api/file=..%2f..%2f..%2fetc%2fpasswd",
-        "/gradio_api/file=pyproject.toml",
-        f"/gradio_api/file={Path(__file__)}",
-        "/gradio_api/file=http://127.0.0.1:1/",
-        "/gradio_api/file=file:///etc/passwd",
-        "/gradio_api/proxy=http://127.0.0.1:1/",
-        "/gradio_api/file/etc/passwd",
-        "/gradio_api/run/adapt",
-        "/gradio_api/openapi.json",
-        "/gradio_api/call/adapt/1",
-        "/gradio_api/deep_link",
-        "/monitoring",
-        "/docs",
-        "/openapi.json",
-        "/static/../../../../../../etc/passwd",
-        "/static/..%2f..%2f..%2f..%2f..%2f..%2f..%2fetc%2fpasswd",
-        "/assets/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
-    ],
-)
-def test_no_other_path_is_given_away(server: Served, path: str) -> None:
-    answer = httpx.get(server.address + path)
-    assert answer.status_code in (400, 403, 404)
-    assert "root:" not in answer.text
-    assert "Traceback" not in answer.text
-
-
 def test_other_names_and_pages_from_elsewhere_are_refused(server: Served) -> None:
     for headers in (
         {"host": "evil.example"},
@@ -431,21 +390,6 @@ def test_other_names_and_pages_from_elsewhere_are_refused(server: Served) -> Non
     assert httpx.get(server.address, headers={"origin": server.address}).status_code == 200
     local = server.address.replace("127.0.0.1", "localhost")
     assert httpx.get(server.address, headers={"host": local[7:]}).status_code == 200
-
-
-def test_too_large_a_body_is_refused_with_or_without_its_length(server: Served) -> None:
-    assert server.upload(b"\0" * 60_000).status_code == 413
-    assert server.upload(b"\0" * 500_000).status_code == 413
-
-    def endless() -> Iterator[bytes]:
-        for _ in range(300):
-            yield b" " * 4096
-
-    url = f"{server.address}/gradio_api/queue/join"
-    assert httpx.post(url, content=endless()).status_code == 413
-    assert httpx.post(url, content=b"{").status_code == 400
-    assert httpx.post(url, content=b"[" * 100_000).status_code == 400
-    assert httpx.delete(server.address).status_code == 404
 
 
 def test_the_page_keeps_to_itself(server: Served) -> None:

@@ -38,10 +38,10 @@ def application(
         local: Answer only to names of this machine.
     """
     with tempfile.TemporaryDirectory(prefix="selfadapt-") as name, _kept_in(Path(name)):
-        page = Page(networks, limits, Path(name), stops)
+        blocks = Page(networks, limits, Path(name), stops).build()
         app = gr.mount_gradio_app(
             FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
-            page.build(),
+            blocks,
             path="/",
             max_file_size=limits.num_bytes,
             show_error=False,
@@ -54,7 +54,14 @@ def application(
             theme=_theme(),
             css=CSS,
         )
-        yield Gate(app, limits.num_bytes, Path(name), local=local)
+        # Unless it counts as launched, Gradio takes files from anywhere on the server.
+        blocks.has_launched = blocks.is_running = True
+        events = {
+            number: len(event.inputs)
+            for number, event in blocks.fns.items()
+            if event.fn is not None
+        }
+        yield Gate(app, events, limits.num_bytes, Path(name), local=local)
 
 
 def _theme() -> gr.themes.Base:

@@ -1,0 +1,247 @@
+"""Attacks on the web app: files of the server, files of other visitors, malformed requests."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("gradio", reason="needs the extra app")
+from test_app import asking, png  # noqa: E402
+
+from serving import Served, served  # noqa: E402
+
+JOIN, UPLOAD = "/gradio_api/queue/join", "/gradio_api/upload"
+EVENTS = ("street", "explain", "offer", "adapt", "stop", "leave")
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(server: Served) -> Path:
+    """Return the folder of uploads and results."""
+    return Path(server.upload(png()).json()[0]).parents[1]
+
+
+def file_data(path: object) -> dict[str, Any]:
+    return {"path": path, "meta": {"_type": "gradio.FileData"}}
+
+
+def contents(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+def num_inputs(server: Served, event: str) -> int:
+    config = server.browser.get(f"{server.address}/config").json()
+    (inputs,) = (d["inputs"] for d in config["dependencies"] if d["api_name"] == event)
+    return len(inputs)
+
+
+def join(server: Served, event: str, data: list[Any], **extra: Any) -> Any:
+    body = {"data": data, "fn_index": server.function(event), "session_hash": "s", **extra}
+    return server.browser.post(server.address + JOIN, content=json.dumps(body), headers=JSON)
+
+
+def test_these_are_all_events_of_the_page(server: Served) -> None:
+    config = server.browser.get(f"{server.address}/config").json()
+    names = {d["api_name"] for d in config["dependencies"] if d["backend_fn"]}
+    assert names == set(EVENTS)
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_no_event_takes_a_file_of_the_server(
+    server: Served, folder: Path, event: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(png())
+    (folder / "link.png").symlink_to(secret)
+    uploaded = server.upload(png()).json()[0]
+    before = contents(folder)
+    outside = [
+        secret, tmp_path / "missing.png", tmp_path, "/etc/hostname", "relative.png", folder,
+        f"{uploaded}/../../../{tmp_path.name}/secret.png", folder / "link.png", f"{uploaded}\0",
+        "http://127.0.0.1:1/x.png", "file:///etc/hostname", "/" + "a" * 9000, "", 7, None,
+        ["/etc/hostname"],
+    ]  # fmt: skip
+    number = num_inputs(server, event)
+    answers = []
+    for path in outside:
+        file = file_data(str(path) if isinstance(path, Path) else path)
+        for data, extra in (
+            *(([None] * i + [file] + [None] * (number - i - 1), {}) for i in range(number)),
+            ([[{"deep": [file]}]] + [None] * (number - 1) if number else [], {"event_data": file}),
+        ):
+            answers.append(join(server, event, data, **extra))
+    assert {(a.status_code, a.text) for a in answers} == {
+        (403, "this file is not here, or not any more; drop the image again")
+    }
+    assert contents(folder) == before
+    (folder / "link.png").unlink()
+
+
+def test_visitors_cannot_name_or_read_each_others_files(server: Served) -> None:
+    (file,) = server.upload(png(40, 50)).json()
+    assert server.browser.get(f"{server.address}/gradio_api/file={file}").status_code == 200
+    answer = server.call("adapt", asking(file))
+    results = [d["path"] for d in answer["output"]["data"] if isinstance(d, dict) and "path" in d]
+    stranger = Served(server.address, server.model)
+    stranger.upload(png(16, 16))
+    for path in (file, *results):
+        assert server.browser.get(f"{server.address}/gradio_api/file={path}").status_code == 200
+        for browser in (stranger.browser, httpx):
+            answer = browser.get(f"{server.address}/gradio_api/file={path}")
+            assert answer.status_code == 403
+    assert join(stranger, "adapt", asking(file)).status_code == 403
+    assert results
+    events = f"{server.address}/gradio_api/queue/data?session_hash=here"
+    assert stranger.browser.get(events).status_code == 404
+
+
+def test_a_visitor_is_not_known_by_a_cookie_of_their_own_making(server: Served) -> None:
+    for cookie in ("a", "x" * 5000, "../../etc", "a; b=c", "\xff"):
+        headers = {"cookie": b"selfadapt-visitor=" + cookie.encode("latin-1")}
+        answer = httpx.get(server.address, headers=headers)
+        assert "HttpOnly" in answer.headers["set-cookie"]
+        assert "SameSite=Strict" in answer.headers["set-cookie"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/gradio_api/file=/etc/passwd",
+        "/gradio_api/file=../../../../etc/passwd",
+        "/gradio_api/file=..%2f..%2f..%2fetc%2fpasswd",
+        "/gradio_api/file=pyproject.toml",
+        f"/gradio_api/file={Path(__file__)}",
+        "/gradio_api/file=http://127.0.0.1:1/",
+        "/gradio_api/file=file:///etc/passwd",
+        "/gradio_api/file=%00",
+        "/gradio_api/file=%ed%a0%80",
+        "/gradio_api/file=" + "a" * 5000,
+        "/gradio_api/proxy=http://127.0.0.1:1/",
+        "/gradio_api/file/etc/passwd",
+        "/gradio_api/run/adapt",
+        "/gradio_api/openapi.json",
+        "/gradio_api/call/adapt/1",
+        "/gradio_api/component_server",
+        "/gradio_api/stream/a/b/1/playlist.m3u8",
+        "/gradio_api/deep_link",
+        "/gradio_api/dev/reload",
+        "/gradio_api/vibe-code",
+        "/gradio_api/profiling/traces",
+        "/gradio_api/run-history/records",
+        "/gradio_api/queue/data",
+        "/gradio_api/queue/data?session_hash=nobody",
+        "/gradio_api/queue/data?session_hash=%00",
+        "/gradio_api/heartbeat/" + "a" * 5000,
+        "/gradio_api/upload_progress?upload_id=nothing",
+        "/custom_component/x/client/component/../../../../etc/passwd",
+        "/svelte/../../etc/passwd",
+        "/monitoring",
+        "/docs",
+        "/openapi.json",
+        "/static/../../../../../../etc/passwd",
+        "/static/..%2f..%2f..%2f..%2f..%2f..%2f..%2fetc%2fpasswd",
+        "/static/%00",
+        "/assets/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        "/assets/" + "a" * 5000,
+    ],
+)
+def test_no_other_path_is_given_away(server: Served, path: str) -> None:
+    answer = httpx.get(server.address + path)
+    assert answer.status_code in (400, 403, 404)
+    for leak in ("root:", "Traceback", ".py", str(Path.home()), os.sep + "tmp"):
+        assert leak not in answer.text, leak
+    assert answer.text
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fn_index": -1}, {"fn_index": 10**30}, {"fn_index": None}, {"fn_index": "0"},
+        {"fn_index": True}, {"data": None}, {"data": []}, {"data": {}}, {"session_hash": None},
+        {"session_hash": {}}, {"session_hash": "x" * 65}, {"session_hash": "../x"},
+        {"trigger_id": 10**30}, {"trigger_id": "x"}, {"trigger_id": -1}, {"batched": True},
+        {"oauth_token": "x"}, {"simple_format": True}, {"event_id": "x"},
+        {"data": ["\ud800"] * 9},
+    ],
+)  # fmt: skip
+def test_malformed_events_are_refused_in_words(server: Served, changed: dict[str, Any]) -> None:
+    body = {"data": [None] * 9, "fn_index": server.function("adapt"), "session_hash": "s"}
+    content = json.dumps(body | changed)
+    answer = server.browser.post(server.address + JOIN, content=content, headers=JSON)
+    assert answer.status_code == 400
+    assert "must be" in answer.text or "has parts" in answer.text
+
+
+@pytest.mark.parametrize("path", [JOIN, "/gradio_api/cancel", "/gradio_api/reset"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"null", b"\xff", b"{}", b"[" * 100_000])
+def test_malformed_bodies_are_refused(server: Served, path: str, body: bytes) -> None:
+    answer = server.browser.post(server.address + path, content=body, headers=JSON)
+    assert answer.status_code in (400, 422)
+    assert answer.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        (None, b"x", 415),
+        ("text/plain", b"x", 415),
+        ("multipart/form-data", b"x", 415),
+        ("multipart/form-data; boundary=", b"x", 400),
+        ("multipart/form-data; boundary=b", b"--b\r\n\r\n", 400),
+        (
+            "multipart/form-data; boundary=b",
+            b'--b\r\nContent-Disposition: form-data; name="files"\r\n\r\nabc\r\n--b--\r\n',
+            400,
+        ),
+    ],
+)
+def test_malformed_uploads_are_refused(
+    server: Served, kind: str | None, body: bytes, status: int
+) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    answer = server.browser.post(server.address + UPLOAD, content=body, headers=headers)
+    assert answer.status_code == status
+    assert answer.text
+
+
+def test_uploads_stay_in_their_folder(server: Served, folder: Path) -> None:
+    for name in ("../../up.png", "/etc/up.png", "a\0b.png", "\xe9.png", "a" * 300 + ".png"):
+        (file,) = server.upload(png(), name).json()
+        assert Path(file).resolve().is_relative_to(folder.resolve())
+        assert Path(file).is_file()
+    assert server.upload(png(), "..").status_code == 400
+
+
+def test_too_large_a_body_is_refused_with_or_without_its_length(server: Served) -> None:
+    assert server.upload(b"\0" * 60_000).status_code == 413
+    assert server.upload(b"\0" * 500_000).status_code == 413
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(300):
+            yield b" " * 4096
+
+    assert httpx.post(server.address + JOIN, content=endless()).status_code == 413
+    assert httpx.delete(server.address).status_code == 404
+
+
+def test_files_of_visitors_who_left_are_forgotten(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfadapt.app.gate.MAX_VISITORS", 2)
+    first = Served(server.address, server.model)
+    (file,) = first.upload(png(20, 20)).json()
+    url = f"{server.address}/gradio_api/file={file}"
+    assert first.browser.get(url).status_code == 200
+    for _ in range(3):
+        httpx.get(server.address)
+    assert first.browser.get(url).status_code == 403
