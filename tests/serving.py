@@ -65,11 +65,14 @@ class Served:
 
 
 @contextmanager
-def served(limits: Limits = LIMITS) -> Iterator[Served]:
+def served(limits: Limits = LIMITS, *, local: bool = True) -> Iterator[Served]:
     """Run a server."""
     model = seeded(Paced)
     networks = {"tiny": Network(model)}
-    with bound("127.0.0.1", 0) as listening, application(networks, limits, Stops()) as app:
+    with (
+        bound("127.0.0.1", 0) as listening,
+        application(networks, limits, Stops(), local=local) as app,
+    ):
         config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -143,6 +143,9 @@ def test_a_visitor_is_not_known_by_a_cookie_of_their_own_making(server: Served) 
         "/gradio_api/queue/data?session_hash=%00",
         "/gradio_api/heartbeat/" + "a" * 5000,
         "/gradio_api/upload_progress?upload_id=nothing",
+        "/login/huggingface",
+        "/login/callback?_target_url=http://evil.example",
+        "/logout?_target_url=http://evil.example",
         "/custom_component/x/client/component/../../../../etc/passwd",
         "/svelte/../../etc/passwd",
         "/monitoring",
@@ -150,6 +153,7 @@ def test_a_visitor_is_not_known_by_a_cookie_of_their_own_making(server: Served) 
         "/openapi.json",
         "/static/../../../../../../etc/passwd",
         "/static/..%2f..%2f..%2f..%2f..%2f..%2f..%2fetc%2fpasswd",
+        "/static//etc/passwd",
         "/static/%00",
         "/assets/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
         "/assets/" + "a" * 5000,
@@ -245,3 +249,57 @@ def test_files_of_visitors_who_left_are_forgotten(
     for _ in range(3):
         httpx.get(server.address)
     assert first.browser.get(url).status_code == 403
+
+
+# What was published of Gradio's weaknesses: each is tried against the page
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_path_in_the_place_of_a_value_is_no_file(
+    server: Served, folder: Path, event: str
+) -> None:
+    before = contents(folder)
+    number = num_inputs(server, event)
+    for position in range(number):
+        data: list[Any] = [None] * number
+        data[position] = "/etc/hostname"
+        assert not server.call(event, data)["success"]
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("page.html", b"<script>alert(1)</script>"),
+        ("page.svg", b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"),
+        ("page.js", b"alert(1)"),
+        ("page.xhtml", b"<html xmlns='http://www.w3.org/1999/xhtml'/>"),
+    ],
+)
+def test_an_upload_never_runs_as_a_page(server: Served, name: str, content: bytes) -> None:
+    (file,) = server.upload(content, name).json()
+    answer = server.browser.get(f"{server.address}/gradio_api/file={file}")
+    assert answer.headers["content-disposition"].startswith("attachment")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_long_boundary_takes_no_time(server: Served) -> None:
+    boundary = "-" * 60
+    body = b"--" + boundary.encode() + b"\r\n" + b"-" * 90_000
+    headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
+    answer = httpx.post(server.address + UPLOAD, content=body, headers=headers, timeout=5)
+    assert answer.status_code in (400, 413)
+
+
+def test_headers_of_one_visitor_do_not_reach_the_next(server: Served) -> None:
+    headers = {"x-forwarded-host": "evil.example", "x-forwarded-proto": "https"}
+    httpx.get(server.address, headers=headers)
+    assert "evil.example" not in httpx.get(server.address).text
+    assert "evil.example" not in httpx.get(f"{server.address}/config").text
+
+
+def test_pages_from_elsewhere_may_read_nothing_of_a_server_for_others() -> None:
+    with served(local=False) as running:
+        for origin in ("http://evil.example", "null", "http://localhost:1"):
+            answer = httpx.get(f"{running.address}/config", headers={"origin": origin})
+            assert "access-control-allow-origin" not in answer.headers

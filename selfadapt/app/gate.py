@@ -299,13 +299,19 @@ def _limited(receive: Receive, most: int) -> Receive:
 
 
 def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
-    """Return what sends an answer with further headers, unless it has them."""
+    """Return what sends an answer with further headers, and none that other sites may read."""
 
     async def add(message: Message) -> None:
         if message["type"] == "http.response.start":
-            given = {name.lower() for name, _ in message.get("headers", ())}
-            new = [(n.encode(), v.encode()) for n, v in headers.items() if n.encode() not in given]
-            message = {**message, "headers": [*message.get("headers", ()), *new]}
+            kept = {
+                name.lower(): (name, value)
+                for name, value in message.get("headers", ())
+                if not name.lower().startswith(b"access-control-")
+            }
+            new = {
+                name.encode(): (name.encode(), value.encode()) for name, value in headers.items()
+            }
+            message = {**message, "headers": [*(new | kept).values()]}
         await send(message)
 
     return add
