@@ -17,6 +17,12 @@ from selfadapt.views import View
 Image = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 """A path, a PIL image, an array (H, W, C) or (H, W), or a tensor (C, H, W)."""
 Device = torch.device | str | None
+MANY_CHANNELS = 16
+"""An image with more channels than this, for a network that takes fewer, may be a volume."""
+ONE_IMAGE = (
+    "images have two dimensions and are adapted to one at a time: segment several images one after "
+    "the other, and a volume slice by slice, [method(volume[z]) for z in range(len(volume))]"
+)
 ROUNDING = 1e-3
 """How far the values of a float image may lie outside of [0, 1], as resizing leaves them."""
 
@@ -149,7 +155,9 @@ def _from_array(image: np.ndarray) -> Tensor:
     if image.ndim == 2:
         image = image[..., None]
     if image.ndim != 3:
-        raise ValueError(f"an image array must have the shape (H, W, C), got {image.shape}")
+        raise ValueError(
+            f"an image array must have the shape (H, W, C), got {image.shape}; {ONE_IMAGE}"
+        )
     if image.shape[2] > 8 and image.shape[0] <= 4:
         raise ValueError(
             f"an image array must have the shape (H, W, C), got {image.shape}, which looks like "
@@ -168,7 +176,7 @@ def _check_tensor(image: Tensor, channels: int, normalized: bool, device: Device
     if image.dim() != 3 or 0 in image.shape:
         raise ValueError(
             f"an image tensor must have the shape ({channels}, H, W), got {tuple(image.shape)}; "
-            "images are adapted to one at a time"
+            f"{ONE_IMAGE}"
         )
     if image.shape[-1] in (1, 3, 4) and channels in (1, 3) and image.shape[0] > 4:
         raise ValueError(
@@ -211,9 +219,11 @@ def _with_channels(image: Tensor, channels: int, normalized: bool = False) -> Te
 
 def _checked_channels(image: Tensor, channels: int) -> Tensor:
     if len(image) != channels:
+        advice = "if it takes others, say so with interface=Interface(channels=...)"
+        if len(image) > MANY_CHANNELS and channels <= MANY_CHANNELS:
+            advice = ONE_IMAGE
         raise ValueError(
-            f"this network takes {channels} channels, got an image with {len(image)}; "
-            "if it takes others, say so with interface=Interface(channels=...)"
+            f"this network takes {channels} channels, got an image with {len(image)}; {advice}"
         )
     return image
 

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -546,3 +547,34 @@ def test_what_is_assumed_of_the_input_is_noted() -> None:
 def test_nothing_is_assumed_of_networks_of_known_libraries(address: str) -> None:
     method = selfadapt.SelfAdapt(seeded(lambda: selfadapt.create_model(address, classes=3)))
     assert "normalised" not in str(method.notes)
+
+
+def test_what_a_network_was_trained_on_is_kept_in_its_file(tmp_path: Path) -> None:
+    model: Any = selfadapt.open_model("streets")
+    assert "rendered streets" in model.spec.trained_on
+    selfadapt.save_model(model, tmp_path / "net.safetensors")
+    loaded: Any = selfadapt.open_model(tmp_path / "net.safetensors")
+    assert loaded.spec == model.spec
+    with pytest.raises(ValueError, match="trained_on must be a line of at most 200 characters"):
+        replace(model.spec, trained_on="x" * 201)
+
+
+def test_channels_of_a_network_of_smp_are_those_of_its_weights(tmp_path: Path) -> None:
+    gray = smp.Unet("mobilenet_v2", encoder_weights=None, in_channels=1, classes=2)
+    torch.save(gray.state_dict(), tmp_path / "gray.pth")
+    model: Any = selfadapt.open_model("smp:Unet/mobilenet_v2", weights=tmp_path / "gray.pth")
+    assert model.spec.channels == 1
+    assert len(model.spec.classes) == 2
+    selfadapt.save_model(model, tmp_path / "net.safetensors")
+    loaded = selfadapt.load_model(tmp_path / "net.safetensors")
+    result = selfadapt.create_method("san", loaded)(random_image(64, 96)[:1])
+    assert result.label.shape == (64, 96)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 8, 32, 32), (8, 3, 32, 32), (40, 32, 32)])
+def test_volumes_are_to_be_given_slice_by_slice(shape: tuple[int, ...], tiny: nn.Module) -> None:
+    with pytest.raises(ValueError, match="a volume slice by slice"):
+        selfadapt.create_method("source", tiny)(torch.zeros(shape))
+    volumes = nn.Sequential(nn.Conv3d(1, 2, 1), nn.BatchNorm3d(2))
+    with pytest.raises(ValueError, match="this network segments volumes"):
+        selfadapt.SelfAdapt(volumes)

@@ -19,6 +19,8 @@ from selfadapt.streets import CLASSES, LOOKS
 
 NUM_STREETS = 500
 """How many scenes a look of the built-in world has unless it is said."""
+MAX_TITLE = 100
+"""Most characters of a dataset's title."""
 SHOWN = 10
 """How many examples are named where many files have the same fault."""
 
@@ -47,6 +49,13 @@ class DataConfig:
         check_number("scale", self.scale, 0.05, 20)
         if self.limit is not None:
             check_number("limit", self.limit, 1, whole=True)
+
+    @property
+    def title(self) -> str:
+        """Name and split, for people; of images of one's own the name of their folder."""
+        own = Path(self.root or "").name if self.dataset == "folder" else ""
+        title = f"{own or self.dataset}, {self.split}"
+        return "".join(filter(str.isprintable, title))[:MAX_TITLE]
 
     def open(self, space: str | Sequence[str] | ClassSpace = "cityscapes-19") -> Dataset:
         """Return the dataset with labels in the class space ``space``."""

@@ -92,17 +92,20 @@ def _smp(name: str) -> Architecture:
             f"{encoder!r};{nearest(encoder, encoders)} timm's encoders are called tu-NAME"
         )
 
-    def build(num_classes: int, encoder_weights: str | None = None) -> Any:
+    def build(num_classes: int, encoder_weights: str | None = None, in_channels: int = 3) -> Any:
         network = known[kind.lower()]
         try:
-            return network(encoder, encoder_weights=encoder_weights, classes=num_classes)
+            return network(
+                encoder_name=encoder, encoder_weights=encoder_weights, classes=num_classes,
+                in_channels=in_channels,
+            )  # fmt: skip
         except (KeyError, RuntimeError, ValueError) as error:  # not every pair goes together
             raise ValueError(f"smp:{name} cannot be built: {error}") from error
 
     def imagenet() -> StateDict:
         return build(1, "imagenet").encoder.state_dict()
 
-    return Architecture(build=build, imagenet=imagenet, backbone="encoder")
+    return Architecture(build=build, imagenet=imagenet, any_channels=True, backbone="encoder")
 
 
 def open_folder(address: str) -> nn.Module:

@@ -61,6 +61,8 @@ def save_model(
         ),
         "norm": spec.norm,
         "dropout": repr(spec.dropout),
+        "channels": str(spec.channels),
+        **({"trained_on": spec.trained_on} if spec.trained_on else {}),
         **spec.options,
     }
     buffers = {name for name, _ in model.named_buffers()}
@@ -123,7 +125,11 @@ def recorded_spec(weights: Weights) -> ModelSpec:
     name = "_".join(metadata[key] for key in ("arch", "backbone") if key in metadata)
     options = _recorded_options(metadata, find_architecture(name))
     norm, dropout = metadata.get("norm", "bn"), float(metadata.get("dropout", 0))
-    return ModelSpec(name, weights.classes or CITYSCAPES_19, options, norm, dropout)
+    own = metadata if metadata.get("format") == FORMAT else {}
+    return ModelSpec(
+        name, weights.classes or CITYSCAPES_19, options, norm, dropout,
+        trained_on=own.get("trained_on", ""), channels=int(own.get("channels", 3)),
+    )  # fmt: skip
 
 
 def _recorded_options(metadata: Mapping[str, str], architecture: Architecture) -> dict[str, str]:

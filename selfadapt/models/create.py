@@ -13,13 +13,15 @@ from selfadapt.labels import CITYSCAPES_19, class_names
 from selfadapt.models.address import is_foreign, open_folder, open_function, open_hub
 from selfadapt.models.checkpoint import load_model, recorded_spec
 from selfadapt.models.spec import ModelSpec, find_architecture
-from selfadapt.models.weights import Weights, best_fit, put_weights, read_weights
+from selfadapt.models.trained import TRAINED
+from selfadapt.models.weights import Weights, best_fit, input_channels, put_weights, read_weights
 from selfadapt.models.zoo import MODELS
 
 T = TypeVar("T")
 
 SHIPPED = {"streets": "weights/streets.safetensors"}
-"""Networks that come with the package: streets was trained on the built-in world by day."""
+"""Networks that come with the package."""
+SHIPPED_TRAINED_ON = "rendered streets by day (the built-in world), not photographs"
 
 
 def create_model(
@@ -80,16 +82,15 @@ def open_model(
     """
     name = os.fspath(place)
     if name in SHIPPED:
-        name = str(files("selfadapt") / SHIPPED[name])
+        model: Any = load_model(str(files("selfadapt") / SHIPPED[name]))
+        model.spec = replace(model.spec, trained_on=SHIPPED_TRAINED_ON)
+        _check_describes_itself(name, classes, weights)
+        return model
     if os.path.isfile(best := os.path.join(name, "best.safetensors")):
         name = best  # the folder of a training run
     if os.path.isfile(name):
         model = load_model(name)
-        given = {"classes": classes, "weights": weights}
-        if needless := [setting for setting, value in given.items() if value is not None]:
-            raise ValueError(
-                f"{name} describes its network itself: leave out {', '.join(needless)}"
-            )
+        _check_describes_itself(name, classes, weights)
         return model
     if ":" not in name and name not in MODELS and (os.sep in name or "." in name):
         raise FileNotFoundError(f"there is no file {name}")
@@ -100,7 +101,16 @@ def open_model(
             "--weights FILE"
         )
     spec = ModelSpec(name, () if classes is None else class_names(classes))
-    return _created(spec, weights, trust=trust, whole=True)
+    model = _created(spec, weights, trust=trust, whole=True)
+    if weights is None and name in TRAINED:
+        model.spec = replace(model.spec, trained_on=TRAINED[name].trained_on)
+    return model
+
+
+def _check_describes_itself(name: str, classes: object, weights: object) -> None:
+    given = {"classes": classes, "weights": weights}
+    if needless := [setting for setting, value in given.items() if value is not None]:
+        raise ValueError(f"{name} describes its network itself: leave out {', '.join(needless)}")
 
 
 def _created(
@@ -109,7 +119,7 @@ def _created(
     *,
     trust: bool,
     whole: bool = False,
-) -> nn.Module:
+) -> Any:
     """Create a network; where ``spec`` names no classes, those of the weights count."""
     if is_foreign(spec.name):
         return _foreign(spec, None if weights is None else read_weights(weights), trust=trust)
@@ -120,6 +130,10 @@ def _created(
         spec = replace(spec, options=dict(find_architecture(spec.name).mmseg) | spec.options)
     classes = spec.classes or stored.classes
     model: Any = replace(spec, classes=classes or CITYSCAPES_19).build()
+    channels = input_channels(model, stored.tensors)
+    if find_architecture(spec.name).any_channels and channels not in (None, spec.channels):
+        spec = replace(spec, channels=channels)
+        model = replace(spec, classes=classes or CITYSCAPES_19).build()
     if not classes and (found := best_fit(model, stored.tensors).num_classes()):
         model = replace(spec, classes=class_names(found[0])).build()
     if not put_weights(model, stored, whole=whole) and weights != "imagenet":

@@ -37,6 +37,13 @@ def check_model(model: nn.Module) -> None:
     tensors = [*model.parameters(), *model.buffers()]
     if any(isinstance(t, nn.UninitializedParameter | nn.UninitializedBuffer) for t in tensors):
         raise ValueError("this model has lazy layers without weights yet; run it on an image once")
+    kinds = {type(module) for module in model.modules()}
+    if nn.Conv3d in kinds and nn.Conv2d not in kinds:
+        raise ValueError(
+            "this network segments volumes (it has Conv3d layers), and images of two dimensions "
+            "are what is adapted to here: take a network of Conv2d layers, and volumes slice by "
+            "slice, [method(volume[z]) for z in range(len(volume))]"
+        )
     if any(t.is_meta for t in tensors):
         raise ValueError("this model has weights on the meta device, which hold no numbers")
 

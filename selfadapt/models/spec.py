@@ -7,11 +7,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from selfadapt.checks import check_number
 from selfadapt.dropout import add_dropout, check_rate
 from selfadapt.models.address import library_architecture
 from selfadapt.models.norms import NORMS, replace_batchnorm
 from selfadapt.models.zoo import MODELS, Architecture
 from selfadapt.names import nearest
+
+MAX_CHANNELS = 1024
+MAX_WORDS = 200
+"""Most characters of what a network was trained on."""
 
 
 def find_architecture(name: str) -> Architecture:
@@ -41,19 +46,28 @@ class ModelSpec:
     """Rate of dropout after every ReLU; 0: none."""
     trained_on: str = ""
     """The images it was trained on, in words; empty: not known."""
+    channels: int = 3
+    """Input channels; others than 3 for networks of segmentation-models-pytorch only."""
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
             raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
         if self.dropout != 0:
             check_rate(self.dropout)
+        check_number("channels", self.channels, 1, MAX_CHANNELS, whole=True)
+        if len(self.trained_on) > MAX_WORDS or not self.trained_on.isprintable():
+            raise ValueError(
+                f"trained_on must be a line of at most {MAX_WORDS} characters, got "
+                f"{self.trained_on[:MAX_WORDS]!r}"
+            )
 
     def build(self) -> nn.Module:
         """Build the network, in evaluation mode, with fresh weights."""
         architecture = find_architecture(self.name)
         self._check(architecture)
         options = {name: values[0] for name, values in architecture.options.items()} | self.options
-        model: Any = architecture.build(num_classes=len(self.classes), **options)
+        given = {"in_channels": self.channels} if architecture.any_channels else {}
+        model: Any = architecture.build(num_classes=len(self.classes), **options, **given)
         replace(self, options=options).finish(model)
         if architecture.interface is not None:
             model.interface = architecture.interface
@@ -67,6 +81,8 @@ class ModelSpec:
         model.spec = self
 
     def _check(self, architecture: Architecture) -> None:
+        if self.channels != 3 and not architecture.any_channels:
+            raise ValueError(f"{self.name} takes 3 channels, got {self.channels}")
         for option, value in self.options.items():
             if option not in architecture.options:
                 known = (*architecture.options, "norm", "dropout")

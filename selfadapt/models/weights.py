@@ -243,6 +243,13 @@ def _fit(module: nn.Module, tensors: StateDict, not_needed: tuple[str, ...]) -> 
     )
 
 
+def input_channels(model: nn.Module, tensors: StateDict) -> int | None:
+    """Return how many channels the first convolution of ``model`` has among the tensors."""
+    kernels = (name for name, value in model.named_parameters() if value.dim() == 4)
+    kernel = _plain_names(tensors).get(next(kernels, ""))
+    return kernel.shape[1] if kernel is not None and kernel.dim() == 4 else None
+
+
 def put_weights(model: nn.Module, weights: Weights, *, whole: bool = False) -> bool:
     """Load weights into a network or, unless ``whole``, its backbone; or say what does not fit.
 

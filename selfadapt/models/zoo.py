@@ -29,11 +29,13 @@ class Architecture:
     """A network that can be created by name."""
 
     build: Callable[..., nn.Module]
-    """Takes ``num_classes`` and the options."""
+    """Takes ``num_classes`` and the options; ``in_channels`` where ``any_channels``."""
     imagenet: Callable[[], StateDict] | None
     """Gets the backbone's ImageNet weights, where there are such."""
     pretrained: Callable[[], tuple[StateDict, tuple[str, ...]]] | None = None
     """Gets weights of the whole network and the names of its classes, where there are such."""
+    any_channels: bool = False
+    """It can be built for images of any number of channels."""
     backbone: str = "backbone"
     """Where in the network its backbone is."""
     interface: Interface | None = None

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -34,6 +35,7 @@ class Trainer:
         self.config, self.fabric = config, fabric
         torch.manual_seed(config.seed)
         self.model = config.model.build(fresh=fresh)
+        self.model.spec = replace(self.model.spec, trained_on=config.source.title)
         _check_finite(self.model, config)
         self.interface = detect(self.model, None)
         if fabric.world_size > 1 and not config.frozen_batchnorm:
