@@ -168,11 +168,10 @@ class SelfAdapt(Method):
             plain = max(plain, time.perf_counter() - start)
         views = sum(self._area(view.scale) for view in self.views)
         last = self._final_passes() * plain
+        step = estimate.step_seconds * plain / estimate.plain_seconds  # as slow as the pass was
         left = deadline - time.perf_counter()
         if left >= views * plain + last:
-            return (
-                self._computed(image, self.steps, deadline - last - estimate.step_seconds) | source
-            )
+            return self._computed(image, self.steps, deadline - last - step) | source
         if not self.compare or left >= 0:
             logits = self._network().logits(image)
         return {"logits": logits, "numbers": logits.new_zeros(2)} | source
