@@ -253,9 +253,13 @@ def test_upsampled_scores_are_the_same(use: Callable[..., Tensor], aligned: bool
         torch.testing.assert_close(found, wanted, **CLOSE)
 
 
-def test_a_cross_entropy_that_joins_makes_no_large_map(kernels: dict[str, Counted]) -> None:
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"weight": torch.ones(3)}])
+def test_a_cross_entropy_that_joins_makes_no_large_map(
+    settings: dict[str, Any], kernels: dict[str, Counted]
+) -> None:
     y = F.interpolate(features().requires_grad_(), size=(9, 11), mode="bilinear")
-    F.cross_entropy(y.to(torch.float32)[..., :9, :11], torch.zeros(1, 9, 11, dtype=torch.int64))
+    label = torch.zeros(1, 9, 11, dtype=torch.int64)
+    F.cross_entropy(y.to(torch.float32)[..., :9, :11], label, **settings)
     assert kernels["cell_losses"].starts == 1
     assert y.value is None
 

@@ -160,12 +160,14 @@ def test_16_bits_are_rounded_once(dtype: torch.dtype) -> None:
 GRIDS = [(4, 5, 13, 17), (1, 3, 8, 24), (3, 3, 3, 3), (2, 2, 1, 1), (5, 2, 5, 16)]
 
 
+@pytest.mark.parametrize("soft", [(0.0, False), (0.1, False), (0.0, True), (0.3, True)])
 @pytest.mark.parametrize("ignored", [0.3, 1.0])
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("grid", GRIDS)
 def test_the_loss_is_that_of_upsampled_scores(
-    grid: tuple[int, ...], aligned: bool, ignored: float
+    grid: tuple[int, ...], aligned: bool, ignored: float, soft: tuple[float, bool]
 ) -> None:
+    smoothing, weighted = soft
     height, width, large_height, large_width = grid
     classes = 5 + height
     scores = 3 * last(1, classes, height, width, seed=0)
@@ -178,8 +180,12 @@ def test_the_loss_is_that_of_upsampled_scores(
     upsampled = F.interpolate(
         wide, (large_height, large_width), mode="bilinear", align_corners=aligned
     )
-    wanted = F.cross_entropy(upsampled, label[None], ignore_index=255)
-    loss = launch.UpsampledCrossEntropy.apply(scores, label, aligned, 255)
+    weight = torch.rand(classes, generator=generator) + 0.1 if weighted else None
+    wanted = F.cross_entropy(
+        upsampled, label[None], None if weight is None else weight.double(), ignore_index=255,
+        label_smoothing=smoothing,
+    )  # fmt: skip
+    loss = launch.UpsampledCrossEntropy.apply(scores, label, aligned, 255, weight, smoothing)
     torch.testing.assert_close(loss.double(), wanted, **CLOSE)
     (found,), (right,) = (
         torch.autograd.grad(2 * value, t) for value, t in ((loss, scores), (wanted, wide))

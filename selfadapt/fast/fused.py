@@ -163,13 +163,15 @@ class Upsampled(Later):
         if func is Tensor.__getitem__ and _takes_all(args[1], self.shape):
             return self
         if func is F.cross_entropy and len(args) == 2 and args[0] is self:
-            target, ignore = args[1], kwargs["ignore_index"]
-            others = [kwargs[name] for name in ("weight", "reduction", "label_smoothing")]
+            target, weight = args[1], kwargs["weight"]
             fits = target.dtype == torch.int64 and target.shape == (1, *self.shape[-2:])
-            if fits and others == [None, "mean", 0.0]:
+            fits = fits and (weight is None or weight.dtype == torch.float32)
+            if fits and kwargs["reduction"] == "mean":
+                weight = None if weight is None else weight.detach().contiguous()
                 return launch.UpsampledCrossEntropy.apply(
-                    self.scores, target[0], self.aligned, ignore
-                )
+                    self.scores, target[0], self.aligned, kwargs["ignore_index"], weight,
+                    kwargs["label_smoothing"],
+                )  # fmt: skip
         return NotImplemented
 
 

@@ -236,13 +236,18 @@ def gradient_apply(
 
 @triton.jit
 def cell_losses(
-    scores, label, first_y, first_x, part_y, part_x, losses, corners, height, width, label_width,
-    classes, ignore, K: tl.constexpr, C: tl.constexpr,
+    scores, label, first_y, first_x, part_y, part_x, weight, losses, corners, height, width,
+    label_width, classes, ignore, smoothing, SOFT: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Write loss and gradients of one cell: the pixels between four neighbouring scores."""
+    """Write loss and gradients of one cell: the pixels between four neighbouring scores.
+
+    ``SOFT``: labels are smoothed, and classes have weights.
+    """
     cell_x, cell_y = tl.program_id(0), tl.program_id(1)
     c = tl.arange(0, C)
     known = c < classes
+    if SOFT:
+        spread = smoothing / classes * tl.load(weight + c, mask=known, other=0)
     right = tl.minimum(cell_x + 1, width - 1)
     below = tl.minimum(cell_y + 1, height - 1)
     a = tl.load(scores + (cell_y * width + cell_x) * classes + c, mask=known, other=0)
@@ -275,9 +280,17 @@ def cell_losses(
         power = tl.exp(score - most[:, None])
         norm = tl.sum(power, 1)
         hit = c[None, :] == wanted[:, None]
-        chosen = tl.sum(tl.where(hit, score, 0.0), 1)
-        total += tl.where(counts, tl.log(norm) + most - chosen, 0.0)
-        slope = power / norm[:, None] - tl.where(hit, 1.0, 0.0)
+        if SOFT:
+            of_label = (1 - smoothing) * tl.load(weight + wanted, mask=counts, other=0)
+            target = tl.where(hit, of_label[:, None], 0.0) + spread[None, :]
+            mass = tl.sum(target, 1)
+            chosen = tl.sum(target * tl.where(known[None, :], score, 0.0), 1)
+            total += tl.where(counts, mass * (tl.log(norm) + most) - chosen, 0.0)
+            slope = mass[:, None] * power / norm[:, None] - target
+        else:
+            chosen = tl.sum(tl.where(hit, score, 0.0), 1)
+            total += tl.where(counts, tl.log(norm) + most - chosen, 0.0)
+            slope = power / norm[:, None] - tl.where(hit, 1.0, 0.0)
         slope = tl.where(counts[:, None], slope, 0.0)
         of_a += tl.sum(slope * ((1 - down) * (1 - over))[:, None], 0)
         of_b += tl.sum(slope * ((1 - down) * over)[:, None], 0)

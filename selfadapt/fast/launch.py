@@ -221,8 +221,11 @@ class UpsampledCrossEntropy(torch.autograd.Function):
     """The mean cross-entropy of scores ``(1, C, h, w)``, upsampled to the size of a label."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, label: Tensor, aligned: bool, ignore: int) -> Tensor:
-        """Return the loss; its gradient is made on the way."""
+    def forward(
+        ctx: Any, scores: Tensor, label: Tensor, aligned: bool, ignore: int,
+        weight: Tensor | None = None, smoothing: float = 0.0,
+    ) -> Tensor:  # fmt: skip
+        """Return the loss, as ``F.cross_entropy`` does; its gradient is made on the way."""
         _, classes, height, width = scores.shape
         rows = scores[0].permute(1, 2, 0).contiguous()
         first_y, part_y = _positions(height, label.shape[0], aligned, scores.device)
@@ -230,11 +233,16 @@ class UpsampledCrossEntropy(torch.autograd.Function):
         losses = torch.empty(height * width, device=scores.device)
         corners = torch.empty(height * width, 4, classes, device=scores.device)
         block = max(16, _power(classes))
+        soft = weight is not None or smoothing > 0
+        if soft and weight is None:
+            weight = torch.ones(classes, device=scores.device)
         kernels.cell_losses[width, height](
-            rows, label, first_y, first_x, part_y, part_x, losses, corners, height, width,
-            label.shape[1], classes, ignore, K=max(4, 1024 // block), C=block, num_warps=1,
+            rows, label, first_y, first_x, part_y, part_x, weight, losses, corners, height, width,
+            label.shape[1], classes, ignore, smoothing, SOFT=soft, K=max(4, 1024 // block), C=block,
+            num_warps=1,
         )  # fmt: skip
-        count = (label != ignore).sum()
+        kept = label != ignore
+        count = kept.sum() if weight is None else (weight[label.where(kept, 0)] * kept).sum()
         if scores.requires_grad:
             slopes = torch.empty(height, width, classes, device=scores.device)
             kernels.gather_corners[width, height](
@@ -248,4 +256,4 @@ class UpsampledCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradient of the scores."""
         (slopes,) = ctx.saved_tensors
-        return (slopes * gradient).permute(2, 0, 1)[None], None, None, None
+        return (slopes * gradient).permute(2, 0, 1)[None], *[None] * 5
