@@ -26,6 +26,7 @@ from selfadapt.checks import check_number
 from selfadapt.engine.network import Network
 from selfadapt.fast import Fast
 from selfadapt.fast.graphs import RECORD_AT, Maps
+from selfadapt.losses import Loss, find_loss
 from selfadapt.method import DIVERGED, Method, check_steps, probs_at, resize_to
 from selfadapt.models.interface import Interface
 from selfadapt.modes import MODES, ModeName
@@ -33,10 +34,13 @@ from selfadapt.norm import Alpha
 from selfadapt.pacing import Pace, as_tuple, with_preset
 from selfadapt.pseudo import check_psi, ignore_label, pseudo_label
 from selfadapt.result import Result
+from selfadapt.steps import StepRule, find_step_rule, fixed_length
 from selfadapt.views import SCALES, Size, View, size_of
 
 LR = {"paper": 0.02, "official": 0.05}
 """Learning rate of each mode, chosen on the validation domain."""
+STEP_LENGTH = 0.05
+"""Learning rate of steps of fixed length, on networks of very different make."""
 SMALL_LOSS = 0.5
 """A loss that stays below this, or below twice what it was, is none to worry about."""
 
@@ -48,8 +52,12 @@ class SelfAdapt(Method):
         model: Any segmentation network. It is never written to.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
         psi: Confidence threshold of the pseudo-label, 0 to 1.
-        lr: Learning rate of the steps (eta in the paper). None: the mode's own.
+        lr: Learning rate of the steps (eta in the paper). None: the default of mode and step rule.
         steps: Number of steps.
+        loss: Name in ``LOSSES``, or a function of scores and labels. ``cross-entropy``;
+            ``smoothed-cross-entropy`` has a label smoothing of 0.1.
+        step: Step rule: name in ``STEP_RULES``, or a function of weights, gradients and lr.
+            ``gradient-descent``; ``fixed-length``: every step has the length lr.
         scales: Scales of the views, each taken plain and flipped in gray.
         step_scale: Scale of the image that the steps are taken on, up to 1.
         final_scales: Scales of views that the adapted network predicts beside the image.
@@ -84,6 +92,8 @@ class SelfAdapt(Method):
         psi: float = 0.7,
         lr: float | None = None,
         steps: int = 10,
+        loss: str | Loss = "cross-entropy",
+        step: str | StepRule = "gradient-descent",
         scales: Sequence[float] = SCALES,
         step_scale: float = 1.0,
         final_scales: Sequence[float] = (),
@@ -106,6 +116,7 @@ class SelfAdapt(Method):
         settings = with_preset(preset, given, inspect.signature(SelfAdapt).parameters)
         check_psi(psi)
         check_steps(settings["steps"], 1.0 if settings["lr"] is None else settings["lr"])
+        find_loss(loss), find_step_rule(step)  # refuse unknown names before the network is run
         check_number("step_scale", settings["step_scale"], 0.01, 1)
         check_number("final_weight", settings["final_weight"], 0, 1)
         pace = None if budget_ms is None else Pace(budget_ms)
@@ -114,7 +125,9 @@ class SelfAdapt(Method):
             interface=interface,
         )  # fmt: skip
         self.psi = psi
-        self.lr = LR[mode] if settings["lr"] is None else settings["lr"]
+        self.loss, self.step = loss, step
+        default_lr = STEP_LENGTH if find_step_rule(step) is fixed_length else LR[mode]
+        self.lr = default_lr if settings["lr"] is None else settings["lr"]
         self.steps, self.step_scale = settings["steps"], settings["step_scale"]
         self.final_scales, self.final_weight = settings["final_scales"], settings["final_weight"]
         self.preset, self.budget_ms = preset, budget_ms
@@ -143,9 +156,11 @@ class SelfAdapt(Method):
         fused = self._fused(network, image, self.views, size_of(small))
         ignore = ignore_label(len(fused))
         label = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
-        loss = partial(F.cross_entropy, target=label[None], ignore_index=ignore)
+        loss, step_rule = find_loss(self.loss), find_step_rule(self.step)
         with self._loop_statistics(network):
-            step = partial(network.step, small, loss, self.lr)
+            step = partial(
+                network.step, small, lambda logits: loss(logits, label[None]), self.lr, step_rule
+            )
             losses = self._take_steps(step, num_steps, image, deadline)
         logits = self._predicted(network, image)
         unsure = (label == ignore).all()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from numbers import Real
+from types import FunctionType
 from typing import TypedDict
 
 import torch
@@ -28,6 +29,7 @@ from selfadapt.engine.network import Network
 from selfadapt.fast import PLAIN, Fast
 from selfadapt.fast.graphs import Graphs, Maps, has_hooks
 from selfadapt.images import Image, load_image
+from selfadapt.losses import CrossEntropy
 from selfadapt.models.detect import (
     Probe,
     check_model,
@@ -45,7 +47,7 @@ from selfadapt.pseudo import fuse, view_confidence
 from selfadapt.result import ResizedMap, Result
 from selfadapt.views import Size, View, size_of, undo_together, usable_views
 
-SETTINGS = (bool, int, float, str, tuple, type(None))
+SETTINGS = (bool, int, float, str, tuple, type(None), FunctionType, CrossEntropy)
 """Kinds of attributes that what was recorded for an image depends on."""
 LARGE = 2**20
 """From so many pixels on it is checked whether there is enough memory."""

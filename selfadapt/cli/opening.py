@@ -14,13 +14,17 @@ from selfadapt import METHODS, create_method, open_model
 from selfadapt.cli.verbs import names_files
 from selfadapt.devices import find_device
 from selfadapt.fast import Fast
+from selfadapt.losses import LOSSES
 from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, settings_of
+from selfadapt.steps import STEP_RULES
 
 NOT_FLAGS = {"views", "interface", "compare"}
 SHIPPED = "streets"
 """The network that comes with the package."""
 SWITCHES = (bool, bool | Fast)
+NAMED = {"loss": LOSSES, "step": STEP_RULES}
+"""Settings that are named on the command line, and may be functions in Python."""
 LISTS: dict[Any, type] = {Sequence[float]: float, Sequence[str] | None: str}
 
 
@@ -106,7 +110,9 @@ def _settings() -> dict[str, dict[str, Any]]:
             if name not in NOT_FLAGS | set(found):
                 kind = parameter.annotation
                 shape: dict[str, Any] = {"type": kind}
-                if kind in LISTS:
+                if name in NAMED:
+                    shape = {"type": str}
+                elif kind in LISTS:
                     shape = {"nargs": "+", "type": LISTS[kind]}
                 elif kind in SWITCHES:
                     shape = {"action": ActionYesNo(no_prefix="no-")}

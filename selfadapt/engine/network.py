@@ -21,6 +21,7 @@ from selfadapt.norm import (
     images_in_batch,
     normalizing_with,
 )
+from selfadapt.steps import StepRule, gradient_descent
 
 Loss = Callable[[Tensor], Tensor]
 """A loss of the logits ``(1, C, H, W)``."""
@@ -107,10 +108,12 @@ class Network:
         probs = self.logits(image).softmax(dim=1)
         return probs if image.dim() == 4 else probs[0]
 
-    def step(self, image: Tensor, loss: Loss, lr: float) -> Tensor:
-        """Take one step of plain gradient descent on a loss of the logits; return that loss."""
+    def step(
+        self, image: Tensor, loss: Loss, lr: float, rule: StepRule = gradient_descent
+    ) -> Tensor:
+        """Take one step on a loss of the logits; return that loss."""
         value, gradients = self.gradients(image, loss, again=True)
-        self.descend(gradients, lr)
+        self.descend(gradients, lr, rule)
         return value
 
     def gradients(self, image: Tensor, loss: Loss, again: bool = False) -> tuple[Tensor, Gradients]:
@@ -125,6 +128,8 @@ class Network:
 
         def differentiate(logits: Tensor) -> tuple[Tensor, Gradients]:
             value = loss(logits)
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise TypeError(f"a loss must return a tensor with one number, got {value!r}")
             if not value.requires_grad:
                 raise ValueError(
                     "the network's output carries no gradient to the layers to adapt, "
@@ -136,12 +141,12 @@ class Network:
         with torch.enable_grad():
             return self._run(image, differentiate, again=again and self.fast.reuse)
 
-    def descend(self, gradients: Gradients, lr: float) -> None:
+    def descend(self, gradients: Gradients, lr: float, rule: StepRule = gradient_descent) -> None:
         """Move the tuned weights against their gradients."""
         pairs = zip(self.tuned.values(), gradients, strict=True)
         moving = [(weight.data, gradient) for weight, gradient in pairs if gradient is not None]
         if moving:
-            torch._foreach_add_(*map(list, zip(*moving, strict=True)), alpha=-lr)
+            rule([weight for weight, _ in moving], [gradient for _, gradient in moving], lr)
 
     @contextmanager
     def image_statistics(self, momentum: float) -> Iterator[None]:
