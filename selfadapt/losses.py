@@ -1,7 +1,7 @@
 """Losses between a network's scores and a pseudo-label.
 
-A loss takes class scores ``(1, C, H, W)`` and labels ``(1, H, W)`` and returns a scalar. Pixels left
-out are labelled ``ignore_label(C)``: 255, or -1 where 255 is a class.
+A loss takes class scores ``(1, C, H, W)`` and labels ``(1, H, W)``, and returns a scalar. Pixels
+left out are labelled ``ignore_label(C)``: 255, or -1 where 255 is a class.
 """
 
 from collections.abc import Callable
