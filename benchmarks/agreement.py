@@ -17,8 +17,8 @@ from street import open_domain, open_network, read_pairs
 from torch import Tensor
 
 from selfadapt import SelfAdapt
-from selfadapt.fast import Fast
-from selfadapt.fast.settings import Precision
+from selfadapt.engine import Fast
+from selfadapt.engine.settings import Precision
 from selfadapt.modes import ModeName
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from selfadapt import MODELS, create_model
-from selfadapt.norm import find_san, lent_san
+from selfadapt.norm import converted, find_san
 
 
 def measure(model: nn.Module, x: torch.Tensor, repeats: int) -> float:
@@ -44,7 +44,7 @@ def main() -> None:
             torch.cuda.reset_peak_memory_stats()
         plain = measure(model, x, args.repeats)
         peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else float("nan")
-        with lent_san(model, find_san(model, 0.1)):
+        with converted(model, find_san(model, 0.1)):
             mixed = measure(model, x, args.repeats)
         millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
         numbers = (f"{millions:.2f} M", architecture.published, f"{plain:.1f}", f"{mixed:.1f}")

@@ -14,8 +14,10 @@ from selfadapt.version import __version__
 
 if TYPE_CHECKING:  # the same for those who read without running
     from selfadapt.adapt import SelfAdapt as SelfAdapt
+    from selfadapt.computed import Computed as Computed
     from selfadapt.dropout import add_dropout as add_dropout
-    from selfadapt.fast import Fast as Fast
+    from selfadapt.engine import Fast as Fast
+    from selfadapt.method import Method as Method
     from selfadapt.methods import METHODS as METHODS
     from selfadapt.methods import create_method as create_method
     from selfadapt.models import MODELS as MODELS
@@ -36,8 +38,10 @@ if TYPE_CHECKING:  # the same for those who read without running
 
 NAMES = {
     "adapt": ("SelfAdapt",),
+    "computed": ("Computed",),
     "dropout": ("add_dropout",),
-    "fast": ("Fast",),
+    "engine": ("Fast",),
+    "method": ("Method",),
     "methods": ("METHODS", "create_method"),
     "models": ("MODELS", "Interface", "create_model", "load_model", "open_model", "save_model"),
     "norm": ("apply_san", "remove_san", "san"),

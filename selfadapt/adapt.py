@@ -13,36 +13,33 @@ does: image statistics alone, with running statistics that follow the image from
 
 import inspect
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from math import inf, isfinite
+from math import inf
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfadapt.checks import check_number
-from selfadapt.engine.network import Network
-from selfadapt.fast import Fast
-from selfadapt.fast.graphs import RECORD_AT, Maps
-from selfadapt.losses import Loss, find_loss
-from selfadapt.method import DIVERGED, Method, check_steps, probs_at, resize_to
+from selfadapt.computed import Computed
+from selfadapt.engine import RECORD_AT, Fast, Network
+from selfadapt.losses import CrossEntropy, Loss, find_loss
+from selfadapt.method import Method, check_steps
 from selfadapt.models.interface import Interface
 from selfadapt.modes import MODES, ModeName
 from selfadapt.norm import Alpha
 from selfadapt.pacing import Pace, as_tuple, with_preset
 from selfadapt.pseudo import check_psi, ignore_label, pseudo_label
-from selfadapt.result import Result
 from selfadapt.steps import StepRule, find_step_rule, fixed_length
-from selfadapt.views import SCALES, Size, View, size_of
+from selfadapt.views import SCALES, View, size_of
 
 LR = {"paper": 0.02, "official": 0.05}
 """Learning rate of each mode, chosen on the validation domain."""
 STEP_LENGTH = 0.05
 """Learning rate of steps of fixed length, on networks of very different make."""
-SMALL_LOSS = 0.5
-"""A loss that stays below this, or below twice what it was, is none to worry about."""
+NO_PIXEL = "no pixel is sure enough for a pseudo-label: this is a prediction without adaptation"
 
 
 class SelfAdapt(Method):
@@ -131,150 +128,109 @@ class SelfAdapt(Method):
         self.steps, self.step_scale = settings["steps"], settings["step_scale"]
         self.final_scales, self.final_weight = settings["final_scales"], settings["final_weight"]
         self.preset, self.budget_ms = preset, budget_ms
-        self._tune(self._adapted(adapt))
+        self._select_layers(adapt)
         self.views = self._choose_views(settings["scales"], views)
-        none = self.final_scales == ()
-        self._final_views = () if none else self._usable_views(self.final_scales)
+        self._note_gray()
+        self._final_views = self._choose_views(self.final_scales) if self.final_scales else ()
         self._num_steps, self._pace = self.steps, pace
+        if pace is not None and self.engine.device.type != "cuda":
+            self.estimate(1, 1)  # measures, before the clock of an image runs
 
-        if pace is not None and self._device().type != "cuda":
-            self._rates = self._measure_rates()  # before the clock of an image runs
+    def compute(self, network: Network, image: Tensor) -> Computed:
+        """Adapt the network to its pseudo-label of the image, and predict."""
+        return self._adapt(network, image, self._num_steps)
 
-    def _compute(self, image: Tensor) -> Maps:
-        return self._computed(image, self._num_steps)
-
-    def _computed(self, image: Tensor, num_steps: int, deadline: float = inf) -> Maps:
-        """Adapt the network and predict.
-
-        Args:
-            image: A raw image.
-            num_steps: Steps to take, at most.
-            deadline: No step is begun after this time.
-        """
-        network = self._network(self.selection.names)
+    def _adapt(
+        self, network: Network, image: Tensor, num_steps: int, deadline: float = inf
+    ) -> Computed:
+        """Adapt the network and predict; no step begins after the deadline."""
         small = image if self.step_scale == 1 else View(self.step_scale).make(image)
-        fused = self._fused(network, image, self.views, size_of(small))
+        fused = network.mean_probs(image, self.views, size_of(small))  # Eq. 1
         ignore = ignore_label(len(fused))
-        label = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
-        loss, step_rule = find_loss(self.loss), find_step_rule(self.step)
+        target = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
+        is_empty = (target == ignore).all()
+        loss, rule = self._loss_for(target, is_empty), find_step_rule(self.step)
+        losses = []
         with self._loop_statistics(network):
-            step = partial(
-                network.step, small, lambda logits: loss(logits, label[None]), self.lr, step_rule
-            )
-            losses = self._take_steps(step, num_steps, image, deadline)
-        logits = self._predicted(network, image)
-        unsure = (label == ignore).all()
-        checks = torch.stack([fused.isnan().any(), unsure]).to(losses)
-        numbers = torch.cat((checks, losses))
-        return {"logits": logits, "fused": fused, "label": label, "numbers": numbers}
-
-    def _compute_all(self, image: Tensor) -> Maps:
-        if self._pace is None or image.is_cuda:
-            return super()._compute_all(image)
-        return self._computed_in_time(image, time.perf_counter() + self._pace.seconds)
-
-    def _computed_in_time(self, image: Tensor, deadline: float) -> Maps:
-        """Do what there is time for on a CPU, and at least one plain pass."""
-        estimate = self.estimate(*size_of(image))
-        plain, start, source = estimate.plain_seconds, time.perf_counter(), {}
-        if self.compare:
-            logits = self._source(image)
-            source = {"source_logits": logits}
-            plain = max(plain, time.perf_counter() - start)
-        views = sum(self._area(view.scale) for view in self.views)
-        last = self._final_passes() * plain
-        step = estimate.step_seconds * plain / estimate.plain_seconds  # as slow as the pass was
-        left = deadline - time.perf_counter()
-        if left >= views * plain + last:
-            return self._computed(image, self.steps, deadline - last - step) | source
-        if not self.compare or left >= 0:
-            logits = self._network().logits(image)
-        return {"logits": logits, "numbers": logits.new_zeros(2)} | source
-
-    def _final_passes(self) -> float:
-        return 1 + sum(self._area(view.scale) for view in self._final_views)
-
-    def _work(self) -> tuple[float, float]:
-        views = sum(self._area(view.scale) for view in self.views)
-        return views + self._final_passes(), self.steps * self._area(self.step_scale)
-
-    def _predicted(self, network: Network, image: Tensor) -> Tensor:
-        """Return the logits of the adapted network, averaged with its views where that is asked."""
+            for _ in range(num_steps):
+                if deadline < inf and time.perf_counter() > deadline:
+                    break
+                losses.append(network.step(small, loss, self.lr, rule))
         logits = network.logits(image)
-        if not self._final_views:
-            return logits
-        mean = self._fused(network, image, self._final_views)[None]
-        probs = logits.softmax(dim=1).lerp_(mean, self.final_weight)
-        return probs.clamp_min_(1e-30).log_()
-
-    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
-        views_failed, unsure, *losses = maps["numbers"].tolist()
-        steps_taken, losses = len(losses), [] if unsure else losses
-        if unsure and steps_taken and not views_failed:
-            logits, notes = self._unadapted(image, steps_taken)
-        else:
-            logits, notes = self._sound(image, maps["logits"], _trouble(views_failed, losses))
-        if not notes and losses and losses[-1] > max(2 * losses[0], SMALL_LOSS):
-            notes = (f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: lower lr",)
-        if steps_taken < self.steps:
-            budget = f"{self.budget_ms:g} ms"
-            notes += (f"{steps_taken} of {self.steps} steps fit into {budget}",)
-            if "fused" not in maps:
-                source = maps.get("source_logits") is maps["logits"]
-                kind = "of the network as trained" if source else "with SaN"
-                notes = (f"{budget} are too little to adapt: this is the prediction {kind}",)
-        viewed = "fused" in maps and not views_failed
-        return Result(
-            probs=probs_at(logits, size),
-            fused_probs=resize_to(maps["fused"], size) if viewed else None,
-            pseudo_label=_resized_label(maps["label"], size) if viewed else None,
-            losses=tuple(losses),
-            notes=notes,
+        if self._final_views:
+            mean = network.mean_probs(image, self._final_views)[None]
+            probs = logits.softmax(dim=1).lerp_(mean, self.final_weight)
+            logits = probs.clamp_min_(1e-30).log_()
+        return Computed(
+            logits=logits,
+            fused=fused,
+            pseudo_label=target,
+            losses=[value.masked_fill(is_empty, 0.0) for value in losses],
+            warnings={NO_PIXEL: is_empty},
+            notes=self._steps_note(len(losses)),
         )
 
-    def _unadapted(self, image: Tensor, steps: int) -> tuple[Tensor, tuple[str, ...]]:
-        """Return the logits where there is nothing to fit: the weights stay as they are.
+    def _loss_for(self, target: Tensor, is_empty: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the loss of logits for a pseudo-label; without labels it has no gradient."""
+        loss = find_loss(self.loss)
+        if isinstance(loss, CrossEntropy):  # has none by itself
+            return lambda logits: loss(logits, target[None])
+        return lambda logits: loss(torch.where(is_empty, logits.detach(), logits), target[None])
 
-        The released code goes through its steps all the same, so that statistics follow the image.
-        """
-        network = self._network()
-        with self._loop_statistics(network):
-            for _ in range(steps):
-                network.logits(image)
-        logits = network.logits(image)
-        note = "no pixel is sure enough for a pseudo-label: this is a prediction without adaptation"
-        return self._sound(image, logits)[0], (note,)
+    def _steps_note(self, num_steps: int) -> tuple[str, ...]:
+        if num_steps == self.steps:
+            return ()
+        return (f"{num_steps} of {self.steps} steps fit into {self.budget_ms:g} ms",)
 
-    def _segment(self, image: Tensor, size: Size) -> Result:
+    def work(self) -> tuple[float, float]:
+        """Return how many forward passes and steps an image takes, beside the one to compare."""
+        steps = self.steps * self._area([View(self.step_scale)])
+        return self._area(self.views) + 1 + self._area(self._final_views), steps
+
+    # within a budget
+
+    def _compute_all(self, image: Tensor) -> Computed:
+        if self._pace is None or image.is_cuda:
+            return super()._compute_all(image)
+        return self._compute_in_time(image, time.perf_counter() + self._pace.seconds)
+
+    def _compute_in_time(self, image: Tensor, deadline: float) -> Computed:
+        """Do what there is time for on a CPU, and at least one plain pass."""
+        estimate = self.estimate(*size_of(image))
+        plain, start, source = estimate.plain_seconds, time.perf_counter(), None
+        if self.compare:
+            source = self._source_network().logits(image)
+            plain = max(plain, time.perf_counter() - start)
+        last = (1 + self._area(self._final_views)) * plain
+        step = estimate.step_seconds * plain / estimate.plain_seconds  # as slow as the pass was
+        left = deadline - time.perf_counter()
+        if left >= self._area(self.views) * plain + last:
+            network = self._network()
+            computed = self._adapt(network, image, self.steps, deadline - last - step)
+            return replace(computed, source_logits=source)
+        kind = "with SaN"
+        if source is not None and left < 0:
+            logits, kind = source, "of the network as trained"
+        else:
+            logits = self._network().logits(image)
+        note = f"{self.budget_ms:g} ms are too little to adapt: this is the prediction {kind}"
+        return Computed(logits=logits, source_logits=source, notes=(note,))
+
+    def _computed(self, image: Tensor) -> Computed:
         if self._pace is not None and image.is_cuda:
-            measure = partial(self._seconds, image, size)
-            watcher, self.on_step = self.on_step, None  # measuring takes steps as well
+            measure = partial(self._seconds, image)
+            on_step, self.on_step = self.on_step, None  # measuring takes steps as well
             try:
                 self._num_steps = self._pace.steps(self.steps, image[0].numel(), measure)
             finally:
-                self.on_step = watcher
-        return super()._segment(image, size)
+                self.on_step = on_step
+        return super()._computed(image)
 
-    def _seconds(self, image: Tensor, size: Size, steps: int) -> float:
-        """Return how long it takes with so many steps, once it has been prepared."""
+    def _seconds(self, image: Tensor, steps: int) -> float:
+        """Return how long it takes on a GPU with so many steps, once it has been prepared."""
         self._num_steps = steps
         for _ in range(RECORD_AT + 1):
             start = time.perf_counter()
-            super()._segment(image, size)
+            super()._computed(image)
             torch.cuda.synchronize(image.device)
         return time.perf_counter() - start
-
-
-def _trouble(views_failed: bool, losses: Sequence[float]) -> str | None:
-    """Say what makes the adaptation worthless, if anything."""
-    if views_failed:
-        return "the views' predictions are not finite"
-    if not all(map(isfinite, losses)):
-        return DIVERGED
-    return None
-
-
-def _resized_label(label: Tensor, size: Size) -> Tensor:
-    if size_of(label) == size:
-        return label.clone()
-    return F.interpolate(label[None, None].float(), size, mode="nearest-exact")[0, 0].long()

@@ -7,22 +7,22 @@ All of them also take the settings that every method has: ``mode``, ``max_pixels
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from selfadapt.checks import check_number
+from selfadapt.computed import Computed
 from selfadapt.cost import Estimate
 from selfadapt.dropout import DropoutAfterReLU, check_rate, dropout_layers, seeded
-from selfadapt.fast.graphs import Maps
+from selfadapt.engine import Network
 from selfadapt.images import Image, load_image
-from selfadapt.method import Common, Method, probs_at, resize_to
+from selfadapt.method import Common, Method
 from selfadapt.norm import Alpha
 from selfadapt.pseudo import fuse
 from selfadapt.result import Result
-from selfadapt.views import SCALES, Size, View
+from selfadapt.views import SCALES, View
 
 # one forward pass
 
@@ -36,12 +36,9 @@ class SaNOnly(Method):
         **common: See ``Method``.
     """
 
-    def _compute(self, image: Tensor) -> Maps:
-        return {"logits": self._network().logits(image)}
-
-    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
-        logits, notes = self._sound(image, maps["logits"])
-        return Result(probs=probs_at(logits, size), notes=notes)
+    def compute(self, network: Network, image: Tensor) -> Computed:
+        """Predict."""
+        return Computed(logits=network.logits(image))
 
 
 class Source(SaNOnly):
@@ -83,19 +80,16 @@ class TTA(Method):
     ) -> None:
         super().__init__(model, alpha=alpha, **common)
         self.views = self._choose_views(scales, views)
+        self._note_gray()
 
-    def _compute(self, image: Tensor) -> Maps:
-        return {"fused": self._fused(self._network(), image, self.views)}
+    def compute(self, network: Network, image: Tensor) -> Computed:
+        """Predict on every view, and average."""
+        fused = network.mean_probs(image, self.views)
+        return Computed(probs=fused, fused=fused)
 
-    def _work(self) -> tuple[float, float]:
-        return sum(self._area(view.scale) for view in self.views), 0.0
-
-    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
-        if not maps["fused"].isnan().any():
-            probs = resize_to(maps["fused"], size)
-            return Result(probs=probs, fused_probs=resize_to(maps["fused"], size))
-        logits, notes = self._rescue(image, "the views' predictions are not finite")
-        return Result(probs=probs_at(logits, size), notes=notes)
+    def work(self) -> tuple[float, float]:
+        """Return how many forward passes and steps an image takes, beside the one to compare."""
+        return self._area(self.views), 0.0
 
 
 class MCDropout(Method):
@@ -127,7 +121,7 @@ class MCDropout(Method):
             check_rate(rate)
         super().__init__(model, alpha=alpha, **common)
         self.passes, self.rate, self.seed = passes, rate, seed
-        self.fast = replace(self.fast, graphs=False)  # a replay would drop the same again
+        self.engine.is_random = True  # a replay would drop the same again
         self._layers, num_relus = self._dropout_layers()
         if not (self._layers or num_relus):
             raise ValueError(
@@ -140,24 +134,19 @@ class MCDropout(Method):
                 f"so {rate or 0.1:g} is put after each of its {num_relus} ReLUs",
             )
 
-    def _compute(self, image: Tensor) -> Maps:
-        network = self._network()
+    def compute(self, network: Network, image: Tensor) -> Computed:
+        """Predict several times with dropout, and average."""
         for name in self._layers:
             layer: Any = network.model.get_submodule(name)
             layer.training = True
             layer.p = layer.p if self.rate is None else self.rate
         dropout = nullcontext() if self._layers else DropoutAfterReLU(self.rate or 0.1)
         with seeded(self.seed, image.device), dropout:
-            return {"mean": fuse(network.probs(image) for _ in range(self.passes))}
+            return Computed(probs=fuse(network.probs(image) for _ in range(self.passes)))
 
-    def _work(self) -> tuple[float, float]:
+    def work(self) -> tuple[float, float]:
+        """Return how many forward passes and steps an image takes, beside the one to compare."""
         return float(self.passes), 0.0
-
-    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
-        if not maps["mean"].isnan().any():
-            return Result(probs=resize_to(maps["mean"], size))
-        logits, notes = self._rescue(image, "a pass with dropout is not finite")
-        return Result(probs=probs_at(logits, size), notes=notes)
 
     def _dropout_layers(self) -> tuple[list[str], int]:
         """Run an empty image; return the dropout layers that took part, and the number of ReLUs."""

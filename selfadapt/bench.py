@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from selfadapt.fast import PLAIN, Fast
-from selfadapt.fast.settings import Precision
+from selfadapt.engine import NO_SHORTCUTS, Fast
+from selfadapt.engine.settings import Precision
 from selfadapt.files import make_folder, written_whole
 from selfadapt.methods import Segments, create_method
 from selfadapt.models.create import create_model
@@ -134,7 +134,7 @@ def run_bench(
         keep: Takes all rows there are, after each of them.
     """
     parsed, steps = [parse_size(size) for size in sizes], sorted(set(steps))
-    half: Precision = "fp32" if Fast().half(device) is None else "bf16"
+    half: Precision = "bf16" if Fast().plan(device).predict else "fp32"
     card = matrix_rate(device)
     say(f"{machine(device)}; a large matrix product runs at {card:.1f} TFLOP/s")
     rows: list[Timing] = []
@@ -217,7 +217,7 @@ def _time(work: Work, model: nn.Module, size: Size, repeats: int, seconds: float
 
 def count_operations(work: Work, model: nn.Module) -> float:
     """Count the operations of convolutions and matrix products for a small image."""
-    plain = replace(PLAIN, reuse=work.fast is not False)
+    plain = replace(NO_SHORTCUTS, reuse=work.fast is not False)
     image = noise(COUNTED).to(next(model.parameters()).device)
     with FlopCounterMode(display=False) as counter:
         work.create(model, fast=plain)(image)

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selfadapt.engine.network import Network
+from selfadapt.engine import Network
+from selfadapt.views import size_of
 
+LARGE = 2**20
+"""From so many pixels on it is checked whether there is enough memory."""
 PIECE = 128
 """Sides of the piece in pixels: a ResNet-50 takes a second or two for it."""
 
@@ -75,6 +78,38 @@ def measure(make: Callable[[], Network], image: Tensor) -> Rates:
     weights = sum(value.nbytes for value in network.model.parameters())
     kept = max(0, sum(saved.values()) - weights)
     return Rates(forward / pixels, step / pixels, scores.nbytes / pixels, kept / pixels)
+
+
+def estimate(rates: Rates, pixels: float, passes: float, steps: float) -> Estimate:
+    """Return what an image of so many pixels takes, with so many forward passes and steps."""
+    plain, step = pixels * rates.forward, pixels * rates.step
+    kept = 4 * rates.scores + (rates.saved if steps else 0)  # scores, probabilities, their sum
+    return Estimate(passes * plain + steps * step, plain, step if steps else 0.0, pixels * kept)
+
+
+def check_memory(image: Tensor, estimate: Callable[[int, int], Estimate], max_pixels: int) -> None:
+    """Raise ValueError where there is not enough memory for a large image on a CPU.
+
+    Args:
+        image: The image ``(C, H, W)``.
+        estimate: Returns what an image of a height and width takes.
+        max_pixels: What images are scaled down to.
+    """
+    if image.is_cuda or image[0].numel() < LARGE:
+        return
+    height, width = size_of(image)
+    try:
+        needed = estimate(height, width).num_bytes
+    except Exception:  # it may take no small image
+        return
+    free = free_memory()
+    if free is not None and needed > free:
+        gigabytes, left = f"{needed / 2**30:.1f} GB", f"{free / 2**30:.1f} GB"
+        raise ValueError(
+            f"an image of {width}x{height} pixels takes about {gigabytes} with this network and "
+            f"method, and {left} are free; lower max_pixels, which is {max_pixels}, or take a "
+            "method of one pass, such as san"
+        )
 
 
 def free_memory() -> int | None:

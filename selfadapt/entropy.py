@@ -5,19 +5,17 @@ H(p) = - sum_c p_c log p_c, averaged over the pixels
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from selfadapt.engine.network import Gradients, Network
-from selfadapt.fast.graphs import Maps
-from selfadapt.method import Common, Method, check_steps, probs_at, resize_to
+from selfadapt.computed import Computed
+from selfadapt.engine import Gradients, Network
+from selfadapt.method import Common, Method, check_steps
 from selfadapt.models.families import normalisation_parameters
 from selfadapt.norm import Alpha, check_alpha, find_san
-from selfadapt.result import Result
-from selfadapt.views import SCALES, Size, View, size_of
+from selfadapt.views import SCALES, View, size_of
 
 ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """The mixes that InTEnt averages over."""
@@ -44,23 +42,19 @@ class _MinimisesEntropy(Method):
         super().__init__(model, alpha=alpha, **common)
         self.steps, self.lr = steps, lr
 
-    def _compute(self, image: Tensor) -> Maps:
-        network = self._network(self.selection.names)
+    def compute(self, network: Network, image: Tensor) -> Computed:
+        """Take the steps, and predict."""
         with self._loop_statistics(network):
-            losses = self._take_steps(partial(self._step, network, image), self.steps, image)
-        return {"logits": network.logits(image), "losses": losses}
+            losses = [self._step(network, image) for _ in range(self.steps)]
+        return Computed(logits=network.logits(image), losses=losses)
 
-    def _work(self) -> tuple[float, float]:
+    def work(self) -> tuple[float, float]:
+        """Return how many forward passes and steps an image takes, beside the one to compare."""
         return 1.0, float(self.steps)
 
     def _step(self, network: Network, image: Tensor) -> Tensor:
         """Take one step; return the entropy before it."""
         return network.step(image, mean_entropy, self.lr)
-
-    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
-        logits, notes = self._sound(image, maps["logits"])
-        losses = tuple(maps["losses"].tolist())
-        return Result(probs=probs_at(logits, size), losses=losses, notes=notes)
 
 
 class EntropyMin(_MinimisesEntropy):
@@ -86,7 +80,7 @@ class EntropyMin(_MinimisesEntropy):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(model, steps=steps, lr=lr, alpha=alpha, **common)
-        self._tune(self._adapted(adapt))
+        self._select_layers(adapt)
 
 
 class Tent(_MinimisesEntropy):
@@ -113,7 +107,7 @@ class Tent(_MinimisesEntropy):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(model, steps=steps, lr=lr, alpha=alpha, **common)
-        self._tune(normalisation_parameters(self.model))
+        self._select(normalisation_parameters(self.model))
 
 
 class MEMO(_MinimisesEntropy):
@@ -148,20 +142,22 @@ class MEMO(_MinimisesEntropy):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(model, steps=steps, lr=lr, alpha=alpha, **common)
-        self._tune(self._adapted(adapt))
+        self._select_layers(adapt)
         self.views = self._choose_views(scales, views)
+        self._note_gray()
 
     def _loop_statistics(self, network: Network) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def _work(self) -> tuple[float, float]:
-        views = sum(self._area(view.scale) for view in self.views)
+    def work(self) -> tuple[float, float]:
+        """Return how many forward passes and steps an image takes, beside the one to compare."""
+        views = self._area(self.views)
         return 1.0 + self.steps * views, self.steps * views
 
     def _step(self, network: Network, image: Tensor) -> Tensor:
         """Take one step on the entropy of the mean, view by view; return that entropy."""
         size = size_of(image)
-        mean = self._fused(network, image, self.views)
+        mean = network.mean_probs(image, self.views)
         log_mean = mean.clamp_min(1e-30).log()
         slope = -(log_mean + 1) / (mean[0].numel() * len(self.views))  # dH / d(a view's probs)
         total: Gradients = [None] * len(network.tuned)
@@ -171,8 +167,9 @@ class MEMO(_MinimisesEntropy):
                 return (view.undo(logits[0].softmax(dim=0), size) * slope).sum()
 
             total = _sum(total, network.gradients(view.make(image), share)[1])
-        network.descend(total, self.lr)
-        return -(mean * log_mean).sum(dim=0).mean()
+        entropy = -(mean * log_mean).sum(dim=0).mean()
+        network.descend(total, entropy, self.lr)
+        return entropy
 
 
 class InTEnt(Method):
@@ -200,45 +197,53 @@ class InTEnt(Method):
             check_alpha(alpha)
         super().__init__(model, alpha=max(alphas), **common)
         self.alphas = tuple(alphas)
-        self._mixes = [find_san(self.model, alpha) for alpha in alphas]
+        self._mixes = tuple(find_san(self.model, alpha) for alpha in alphas)
 
-    def _compute(self, image: Tensor) -> Maps:
-        pairs = zip(self.alphas, self._mixes, strict=True)
-        return {str(alpha): self._network(san=mix).probs(image) for alpha, mix in pairs}
+    def compute(self, network: Network, image: Tensor) -> Computed:
+        """Predict with each alpha, and average by entropy; what is not finite counts nothing."""
+        predictions, entropies = [], []
+        for mix in self._mixes:
+            network.set_alpha(mix)
+            probs = network.probs(image)
+            predictions.append(probs)
+            entropies.append(_balanced_entropy(probs))
+        failed = torch.stack([probs.isnan().any() for probs in predictions])
+        weights = _weights(torch.stack(entropies), failed)
+        mean = sum(
+            weight * probs.nan_to_num() for weight, probs in zip(weights, predictions, strict=True)
+        )
+        assert isinstance(mean, Tensor)
+        return Computed(
+            probs=mean,
+            warnings={
+                f"the prediction with alpha {alpha:g} is not finite": has_failed
+                for alpha, has_failed in zip(self.alphas, failed, strict=True)
+            },
+        )
 
-    def _work(self) -> tuple[float, float]:
+    def work(self) -> tuple[float, float]:
+        """Return how many forward passes and steps an image takes, beside the one to compare."""
         return float(len(self.alphas)), 0.0
-
-    def _conclude(self, image: Tensor, size: Size, maps: Maps) -> Result:
-        predictions = [maps[str(alpha)] for alpha in self.alphas]
-        finite = [not bool(probs.isnan().any()) for probs in predictions]
-        failed = [f"{a:g}" for a, fine in zip(self.alphas, finite, strict=True) if not fine]
-        notes: tuple[str, ...] = ()
-        if failed:
-            self._check_overflow(image)
-            notes = (f"the predictions with alpha {', '.join(failed)} are not finite",)
-        if not any(finite):
-            logits, notes = self._rescue(image, notes[0])
-            return Result(probs=probs_at(logits, size), notes=notes)
-        predictions = [probs for probs, fine in zip(predictions, finite, strict=True) if fine]
-        weights = _weights(torch.stack([_balanced_entropy(probs) for probs in predictions]))
-        mean = sum(weight * probs for weight, probs in zip(weights, predictions, strict=True))
-        return Result(probs=resize_to(mean, size), notes=notes)
 
 
 def _balanced_entropy(probs: Tensor) -> Tensor:
     """Return the entropy of ``(C, H, W)``, averaged over each class's pixels, then the classes."""
     entropy = torch.special.entr(probs).sum(dim=0).flatten()
     label = probs.argmax(dim=0).flatten()
-    sums = torch.zeros(len(probs)).to(probs).index_add(0, label, entropy)
-    counts = torch.bincount(label, minlength=len(probs))
-    return (sums / counts)[counts > 0].mean()
+    sums = entropy.new_zeros(len(probs)).index_add(0, label, entropy)
+    counts = torch.zeros_like(sums).index_add(0, label, torch.ones_like(entropy))
+    return (sums / counts.clamp_min(1)).sum() / (counts > 0).sum()
 
 
-def _weights(entropies: Tensor) -> Tensor:
-    """Turn one entropy for each alpha into weights that sum to one, the lowest weighing most."""
-    least, most = entropies.aminmax()
-    return ((most - entropies) / (most - least).clamp_min(1e-12)).softmax(dim=0)
+def _weights(entropies: Tensor, failed: Tensor) -> Tensor:
+    """Turn one entropy for each alpha into weights that sum to one, the lowest weighing most.
+
+    Predictions that have failed weigh nothing; where all have, every weight is NaN.
+    """
+    least = entropies.masked_fill(failed, torch.inf).amin()
+    most = entropies.masked_fill(failed, -torch.inf).amax()
+    certainty = (most - entropies) / (most - least).clamp_min(1e-12)
+    return certainty.masked_fill(failed, -torch.inf).softmax(dim=0)
 
 
 def _sum(these: Gradients, those: Gradients) -> Gradients:

@@ -3,14 +3,13 @@
 Both are sums over pixels, so they are gathered image by image, exactly and without storing pixels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from selfadapt.fast.settings import has_kernels
 from selfadapt.labels import ClassSpace
 from selfadapt.pseudo import IGNORE
 
@@ -84,12 +83,20 @@ class Counts:
         return cls(*(torch.zeros(shape, dtype=torch.int64) for shape in shapes))
 
 
-def count(label: Tensor, probs: Tensor) -> Counts:
+Cells = tuple[int, int, int]
+"""How many sums there are: of pixels by true and predicted class, of pixels by true class, bin of
+confidence and whether it is a hit, and of units of confidence by true class and bin."""
+SumPixels = Callable[[Tensor, Tensor, Cells], Tensor]
+"""Sums up label and probabilities of an image's pixels in cells, one kind after the other."""
+
+
+def count(label: Tensor, probs: Tensor, sum_pixels: SumPixels | None = None) -> Counts:
     """Count an image.
 
     Args:
         label: True classes ``(H, W)``, 255 where a pixel does not count.
         probs: Class probabilities ``(C, H, W)``, on the same device.
+        sum_pixels: Computes the sums. None: plain PyTorch.
 
     Example:
         >>> probs = torch.tensor([[0.75, 0.75], [0.25, 0.25]]).reshape(2, 1, 2)
@@ -99,13 +106,8 @@ def count(label: Tensor, probs: Tensor) -> Counts:
     """
     num = len(probs)
     cells = (num + 1) * num, (num + 1) * BINS * 2, (num + 1) * BINS  # a row for what is wrong
-    sums = (_sums_on_gpu if _has_kernel(probs) else _sums)(label, probs, cells)
+    sums = (sum_pixels or _sum_pixels)(label, probs, cells)
     return _counts(sums.cpu().numpy(), num, cells)
-
-
-Cells = tuple[int, int, int]
-"""How many sums there are: of pixels by true and predicted class, of pixels by true class, bin of
-confidence and whether it is a hit, and of units of confidence by true class and bin."""
 
 
 def _counts(sums: np.ndarray, num: int, cells: Cells) -> Counts:
@@ -124,8 +126,7 @@ def _counts(sums: np.ndarray, num: int, cells: Cells) -> Counts:
     return Counts(*map(torch.from_numpy, found))
 
 
-def _sums(label: Tensor, probs: Tensor, cells: Cells) -> Tensor:
-    """Add up the pixels of an image in their cells, one kind after the other."""
+def _sum_pixels(label: Tensor, probs: Tensor, cells: Cells) -> Tensor:
     num, known = len(probs), label != IGNORE
     confidence, predicted = (found[known] for found in probs.max(dim=0))
     true = label[known].long()
@@ -136,17 +137,6 @@ def _sums(label: Tensor, probs: Tensor, cells: Cells) -> Tensor:
     both = torch.bincount(place * 2 + (predicted == true), minlength=cells[1])
     trust = torch.bincount(place, (confidence * UNIT).round_(), minlength=cells[2]).long()
     return torch.cat((confusion, both, trust))
-
-
-def _sums_on_gpu(label: Tensor, probs: Tensor, cells: Cells) -> Tensor:
-    """Do the same in one pass over memory."""
-    from selfadapt.fast.tally import add_pixels  # needs Triton, which only GPUs have
-
-    return add_pixels(label, probs, sum(cells), IGNORE=IGNORE, BINS=BINS, UNIT=UNIT)
-
-
-def _has_kernel(probs: Tensor) -> bool:
-    return probs.dtype == torch.float32 and probs.is_cuda and has_kernels(probs.device)
 
 
 def ece(counts: Counts, num_bins: int = 10) -> float:

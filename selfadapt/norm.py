@@ -22,12 +22,10 @@ from numbers import Real
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import FrozenBatchNorm2d
 
-from selfadapt.mixing import MixedNorm, can_mix
 from selfadapt.names import matches, nearest
 
 Alpha = float | Mapping[str, float]
@@ -35,44 +33,38 @@ Alpha = float | Mapping[str, float]
 
 # Layers whose forward is the normalisation and nothing else. Any other subclass may do more, such
 # as timm's fused activation: its own forward is kept and given an input that leads to the same.
-PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, FrozenBatchNorm2d)
+STANDARD_NORMS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, FrozenBatchNorm2d,
+)  # fmt: skip
+
+Backend = Callable[["SaN", Tensor], Tensor | None]
+"""Computes a SaN layer of ``STANDARD_NORMS`` in another way; None where it cannot."""
 
 
-Normalize = Callable[["SaN", Tensor], Tensor | None]
-"""Normalises features in another way; None where it cannot."""
-_normalize: ContextVar[Normalize | None] = ContextVar("normalize", default=None)
+@dataclass(frozen=True)
+class ForwardContext:
+    """What SaN layers know of the forward pass they are in."""
+
+    num_images: int | None = None
+    """Images in the batch. Some networks put windows or tokens of an image into the batch."""
+    backend: Backend | None = None
+    """Computes layers in the place of the reference in this module."""
 
 
-_images: ContextVar[int | None] = ContextVar("images", default=None)
-
-
-@contextmanager
-def images_in_batch(number: int) -> Iterator[None]:
-    """Tell SaN layers how many images a network is run on in a ``with`` block.
-
-    Some networks put windows or tokens of an image into the batch, which are no images.
-    """
-    token = _images.set(number)
-    try:
-        yield
-    finally:
-        _images.reset(token)
+_context: ContextVar[ForwardContext] = ContextVar("context", default=ForwardContext())  # noqa: B039
 
 
 @contextmanager
-def normalizing_with(normalize: Normalize) -> Iterator[None]:
-    """Let SaN layers be computed by a function of layer and input in a ``with`` block.
-
-    In there gradients are taken once at most, so that quicker ways of computing them will do.
-    """
-    token = _normalize.set(normalize)
+def forward_context(num_images: int, backend: Backend | None) -> Iterator[None]:
+    """Set the context of the forward passes in a ``with`` block."""
+    token = _context.set(ForwardContext(num_images, backend))
     try:
         yield
     finally:
-        _normalize.reset(token)
+        _context.reset(token)
 
 
-Followed = tuple[Tensor, Tensor, Tensor, Tensor]
+Update = tuple[Tensor, Tensor, Tensor, Tensor]
 """Running mean and variance of a layer, and the image's mean and unbiased variance."""
 
 
@@ -85,18 +77,19 @@ class Drift:
 
     def __init__(self, momentum: float) -> None:
         self.momentum = momentum
-        self.followed: list[Followed] = []
-        """What was followed so far, in this order."""
+        self.updates: list[Update] = []
+        """The updates so far, in their order."""
 
-    def follow(self, running: tuple[Tensor, Tensor], image: tuple[Tensor, Tensor]) -> None:
+    def update(self, running: tuple[Tensor, Tensor], image: tuple[Tensor, Tensor]) -> None:
         """Move running mean and variance towards those of the image."""
-        self.repeat([(*running, *image)])
-        self.followed.append((*running, *image))
+        self.replay_updates([(*running, *image)])
+        self.updates.append((*running, *image))
 
-    def repeat(self, followed: Sequence[Followed]) -> None:
-        """Move once more, as layers do that are not run again."""
+    def replay_updates(self, updates: Sequence[Update]) -> None:
+        """Apply updates once more, for layers that are not run again."""
         for running, image in ((0, 2), (1, 3)):
-            starts, ends = [one[running] for one in followed], [one[image] for one in followed]
+            starts = [update[running] for update in updates]
+            ends = [update[image] for update in updates]
             if len(set(map(id, starts))) < len(starts):  # a layer that is used more than once
                 for start, end in zip(starts, ends, strict=True):
                     start.lerp_(end, self.momentum)
@@ -135,29 +128,23 @@ class SaN:
         usual = isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] == len(self.running_mean)
         if self.training or args or kwargs or not usual:
             return super().forward(x, *args, **kwargs)  # type: ignore[misc]
-        images = _images.get()
-        if images is None or x.shape[0] == images:
-            return self._normalized(x)
-        if images > 1:
+        num_images = _context.get().num_images
+        if num_images is None or x.shape[0] == num_images:
+            return self._normalize(x)
+        if num_images > 1:
             raise RuntimeError("several images cannot be told apart: a batch is not what went in")
         whole = x.transpose(0, 1).reshape(1, x.shape[1], -1, *x.shape[3:])  # parts as pixels
-        whole = self._normalized(whole)
+        whole = self._normalize(whole)
         return whole.reshape(x.shape[1], len(x), *x.shape[2:]).transpose(0, 1)
 
-    def _normalized(self, x: Tensor) -> Tensor:
-        normalize = _normalize.get()
-        if normalize is not None and self.san_base in PLAIN:
-            normalized = normalize(self, x)
-            if normalized is not None:
-                return normalized
+    def _normalize(self, x: Tensor) -> Tensor:
+        backend, is_standard = _context.get().backend, self.san_base in STANDARD_NORMS
+        if backend is not None and is_standard and (y := backend(self, x)) is not None:
+            return y
         if self.san_alpha == 0 and self.san_drift is None:
             return super().forward(x)  # type: ignore[misc]
-        vectors = self.running_mean, self.running_var, self.weight, self.bias
-        once = normalize is not None or not torch.is_grad_enabled()
-        if once and self.san_base in PLAIN and can_mix(x, *vectors):
-            return self._mixed(x)
         mean, var = self._mixed_statistics(x)  # (B, C)
-        if self.san_base in PLAIN:
+        if is_standard:
             scale = torch.rsqrt(var + self.eps)
             if self.weight is not None:
                 scale = scale * self.weight
@@ -187,26 +174,11 @@ class SaN:
             return mean, (1 - alpha) * self.running_var.to(image_var) + alpha * image_var
         num = pixels.shape[-1]
         with torch.no_grad():  # BatchNorm's rule: the running variance is the unbiased one
-            unbiased = _unbiased(image_var.mean(dim=0), num)
+            unbiased = unbiased_var(image_var.mean(dim=0), num)
             running = self.running_mean, self.running_var
             image = image_mean.mean(dim=0).to(running[0]), unbiased.to(running[1])
-            self.san_drift.follow(running, image)
+            self.san_drift.update(running, image)
         return image_mean, image_var
-
-    def _mixed(self, x: Tensor) -> Tensor:
-        """Normalise one image, which is the same in fewer passes over memory."""
-        running, drift = (self.running_mean, self.running_var), self.san_drift
-        own, num = (self.weight, self.bias), x[0, 0].numel()
-        if drift is None:
-            return MixedNorm.apply(x, *running, *own, self.san_alpha, self.eps)[0]
-        if x.is_cuda or num == 1:
-            y, mean, var = MixedNorm.apply(x, *running, *own, 1.0, self.eps)
-            image = mean, _unbiased(var, num)
-        else:  # as it is in training, and so in the released code: equal to the last bit
-            image = torch.zeros_like(running[0]), torch.zeros_like(running[1])
-            y = F.batch_norm(x, *image, *own, training=True, momentum=1.0, eps=self.eps)
-        drift.follow(running, image)
-        return y
 
     def extra_repr(self) -> str:
         """Show alpha beside what the layer shows of itself."""
@@ -217,7 +189,8 @@ class SaN:
         return _rebuild, (self.san_base,), self.__dict__
 
 
-def _unbiased(var: Tensor, num: int) -> Tensor:
+def unbiased_var(var: Tensor, num: int) -> Tensor:
+    """Return the unbiased variance of ``num`` numbers whose biased variance this is."""
     return var * (num / max(num - 1, 1))
 
 
@@ -277,7 +250,7 @@ def check_alpha(alpha: Alpha) -> None:
 
 
 def find_san(model: nn.Module, alpha: Alpha) -> SaNReport:
-    """Say what ``apply_san`` would do to ``model``, without doing it."""
+    """Return what ``apply_san`` would do to ``model``, without doing it."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_alpha(alpha)
@@ -390,7 +363,7 @@ def remove_san(model: nn.Module) -> None:
 
 @contextmanager
 def san(model: nn.Module, alpha: Alpha = 0.1) -> Iterator[SaNReport]:
-    """Lend ``model`` SaN for the length of a ``with`` block; what it was before comes back.
+    """Put SaN into ``model`` for the length of a ``with`` block; then it is what it was before.
 
     Example:
         >>> model = nn.Sequential(nn.BatchNorm2d(3)).eval()
@@ -402,31 +375,31 @@ def san(model: nn.Module, alpha: Alpha = 0.1) -> Iterator[SaNReport]:
     report = find_san(model, alpha)
     if not report.converted:
         warnings.warn(str(report), stacklevel=3)
-    with lent_san(model, report):
+    with converted(model, report):
         yield report
 
 
 @contextmanager
-def lent_san(model: nn.Module, report: SaNReport) -> Iterator[None]:
-    """Convert what ``report`` lists, and put every class and alpha back on leaving."""
+def converted(model: nn.Module, report: SaNReport) -> Iterator[None]:
+    """Convert the layers that ``report`` lists for the length of a ``with`` block."""
     layers = [model.get_submodule(name) for name in report.converted]
     before = [(layer, type(layer), layer.__dict__.get("san_alpha")) for layer in layers]
 
-    def put_back() -> None:
-        for layer, kind, alpha in before:
+    def restore() -> None:
+        for layer, kind, layer_alpha in before:
             layer.__class__ = kind
             layer.__dict__.pop("san_alpha", None)
-            if alpha is not None:
-                layer.__dict__["san_alpha"] = alpha
+            if layer_alpha is not None:
+                layer.__dict__["san_alpha"] = layer_alpha
 
     try:
         convert(model, report)
         yield
     finally:
         try:
-            put_back()
+            restore()
         except BaseException:  # Ctrl-C at this very moment
-            put_back()
+            restore()
             raise
 
 

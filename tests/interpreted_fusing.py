@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from interpreter import Counted, as_on_a_gpu  # noqa: F401
-from selfadapt.fast.fused import Later, Normalized, Upsampled, fusing
-from selfadapt.fast.reuse import Reuse
+from selfadapt.engine.kernels.fused import DeferredTensor, Normalized, Upsampled, fusing
+from selfadapt.engine.reuse import Reuse
 from selfadapt.norm import image_statistics, san
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -19,7 +19,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 @pytest.fixture(autouse=True)
 def kernels(as_on_a_gpu: dict[str, Counted]) -> Iterator[dict[str, Counted]]:  # noqa: F811
-    with fusing():
+    with fusing(1):
         yield as_on_a_gpu
 
 
@@ -37,7 +37,7 @@ def layer(seed: int = 0) -> nn.Module:
 
 
 def now(x: Tensor) -> Tensor:
-    return x.now() if isinstance(x, Later) else x
+    return x.materialize() if isinstance(x, DeferredTensor) else x
 
 
 def in_place_relu_module(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def test_running_statistics_follow_once_however_often_it_is_computed() -> None:
             y = model(features())
             if joining:
                 y.relu(), y + features(1), y * 2
-            assert len(drift.followed) == 1
+            assert len(drift.updates) == 1
         rows.append((model[0].running_mean, model[0].running_var))
     for found, wanted in zip(*rows, strict=True):
         assert torch.equal(found, wanted)
@@ -200,7 +200,7 @@ def test_gradients_pass_through_functions_of_somebodys_own() -> None:
     model, x = nn.Sequential(layer()), features().requires_grad_()
     with san(model, 0.3):
         found = Doubled.apply(model(x))
-        wanted = model(x).now() * 2
+        wanted = model(x).materialize() * 2
     assert found.requires_grad
     (one,), (other,) = (torch.autograd.grad(y.square().sum(), x) for y in (found, wanted))
     torch.testing.assert_close(one, other, **CLOSE)
@@ -208,8 +208,8 @@ def test_gradients_pass_through_functions_of_somebodys_own() -> None:
 
 def test_functions_of_somebodys_own_are_as_before_afterwards() -> None:
     before = torch.autograd.Function.apply.__func__
-    with fusing():
-        with fusing():
+    with fusing(1):
+        with fusing(1):
             pass
         assert torch.autograd.Function.apply.__func__ is before
     assert Doubled.apply(torch.ones(1)) == 2
@@ -218,10 +218,10 @@ def test_functions_of_somebodys_own_are_as_before_afterwards() -> None:
 def test_a_layer_with_weights_far_apart_in_memory_is_left_alone() -> None:
     model = nn.Sequential(layer())
     with san(model, 0.3), torch.no_grad():
-        wanted = model(features()).now()
+        wanted = model(features()).materialize()
         model[0].weight = nn.Parameter(model[0].weight.repeat_interleave(2)[::2])
         found = model(features())
-    assert not isinstance(found, Later)
+    assert not isinstance(found, DeferredTensor)
     torch.testing.assert_close(found, wanted, **CLOSE)
 
 
@@ -247,7 +247,7 @@ def test_upsampled_scores_are_the_same(use: Callable[..., Tensor], aligned: bool
         x = features().requires_grad_()
         y = F.interpolate(x, size=(9, 11), mode="bilinear", align_corners=aligned)
         assert isinstance(y, Upsampled)
-        loss = use(y if joining else y.now(), label)
+        loss = use(y if joining else y.materialize(), label)
         results.append((loss.detach(), *torch.autograd.grad(loss, x)))
     for found, wanted in zip(*results, strict=True):
         torch.testing.assert_close(found, wanted, **CLOSE)

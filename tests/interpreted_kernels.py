@@ -9,7 +9,7 @@ from torch import Tensor
 
 import interpreter  # noqa: F401
 from selfadapt import metrics
-from selfadapt.fast import launch
+from selfadapt.engine.kernels import launch
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
 from interpreter import Counted, as_on_a_gpu  # noqa: F401
 from selfadapt import create_method
-from selfadapt.fast import Fast
+from selfadapt.engine import Fast
 
 
 class Block(nn.Module):

@@ -3,6 +3,7 @@
 Triton decides when it is imported: the environment must say TRITON_INTERPRET=1 by then.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
-from selfadapt.fast import Fast, kernels, launch
+from selfadapt.engine import Fast
+from selfadapt.engine.kernels import launch
+from selfadapt.engine.kernels import triton_kernels as kernels
+from selfadapt.engine.settings import Plan
 
 _patch = interpreter._patch_lang_tensor
 
@@ -50,8 +54,15 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counted]:
     monkeypatch.setattr(launch, "takes_features", takes_features)
     monkeypatch.setattr(launch, "takes_scores", takes_scores)
     monkeypatch.setattr(launch, "takes_products", lambda x: True)
-    monkeypatch.setattr(Fast, "fuses", lambda self, device: self.kernels)
-    monkeypatch.setattr(Fast, "keeps_channels_last", lambda self, device: self.channels_last)
+    real = Fast.plan
+
+    def plan(self: Fast, device: torch.device, **reasons: str) -> Plan:
+        plan = real(self, device, **reasons)
+        running = {name for name in ("kernels", "channels_last") if getattr(self, name)}
+        reasons = {name: why for name, why in plan.reasons.items() if name not in running}
+        return replace(plan, reasons=reasons)
+
+    monkeypatch.setattr(Fast, "plan", plan)
     counted = {name: Counted(getattr(kernels, name)) for name in KERNELS}
     for name, kernel in counted.items():
         monkeypatch.setattr(kernels, name, kernel)

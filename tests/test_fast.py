@@ -1,14 +1,15 @@
 """The switches of the shortcuts, and PIL's resampling as a matrix product."""
 
-from collections.abc import Collection
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from PIL import Image as PILImage
 from torch import Tensor, nn
@@ -16,30 +17,35 @@ from torch import Tensor, nn
 from conftest import random_image
 from selfadapt import SelfAdapt, create_method, views
 from selfadapt.baselines import SaNOnly
-from selfadapt.engine.network import Network
-from selfadapt.fast import PLAIN, Fast
-from selfadapt.norm import SaNReport
+from selfadapt.computed import Computed
+from selfadapt.engine import NO_SHORTCUTS, Fast, Network, settings
+from selfadapt.engine.settings import Plan
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def test_plain_has_every_shortcut_switched_off() -> None:
-    on = {field.name: getattr(PLAIN, field.name) for field in fields(Fast)}
+    on = {field.name: getattr(NO_SHORTCUTS, field.name) for field in fields(Fast)}
     assert on.pop("precision") == "fp32"
     assert on
     assert not any(on.values())
-    assert PLAIN.half(GPU) is None
-    assert PLAIN.half(GPU, steps=True) is None
-    assert not PLAIN.fuses(GPU)
-    assert not PLAIN.keeps_channels_last(GPU)
+    plan = NO_SHORTCUTS.plan(GPU)
+    assert (plan.predict, plan.adapt, plan.running) == (None, None, ())
+    assert set(plan.reasons.values()) == {"switched off"}
 
 
 def test_on_a_cpu_layers_are_reused_and_nothing_else_is_done() -> None:
-    assert Fast().reuse
-    assert Fast().half(CPU) is None
-    assert Fast().half(CPU, steps=True) is None
-    assert not Fast().keeps_channels_last(CPU)
-    assert not Fast().fuses(CPU)
+    plan = Fast().plan(CPU)
+    assert (plan.predict, plan.adapt, plan.running) == (None, None, ("reuse",))
+    assert set(plan.reasons.values()) == {"for GPUs only"}
+
+
+def test_a_plan_says_why_a_shortcut_does_not_run() -> None:
+    plan = Fast(batches=False).plan(CPU, reuse="it draws random numbers", precision="autocast")
+    assert plan.running == ()
+    assert plan.reasons["reuse"] == "it draws random numbers"
+    assert plan.reasons["precision"] == "autocast"
+    assert plan.reasons["batches"] == "switched off"
 
 
 @pytest.mark.parametrize(
@@ -50,16 +56,19 @@ def test_16_bits_where_a_card_is_made_for_them(
     capability: tuple[int, int], predicts: Any, adapts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert Fast().half(GPU) == predicts
-    assert Fast().half(GPU, steps=True) == adapts
-    assert Fast(precision="fp32").half(GPU) is None
-    assert Fast(precision="bf16").half(GPU) == Fast(precision="bf16").half(GPU, steps=True)
-    assert Fast(precision="bf16").half(GPU) == torch.bfloat16
+    settings.has_kernels.cache_clear()
+    plan = Fast().plan(GPU)
+    assert (plan.predict, plan.adapt) == (predicts, adapts)
+    assert Fast(precision="fp32").plan(GPU).predict is None
+    plan = Fast(precision="bf16").plan(GPU)
+    assert plan.predict == plan.adapt == torch.bfloat16
+    assert Fast(precision="bf16").plan(GPU, precision="autocast").predict is None
+    settings.has_kernels.cache_clear()
 
 
 @pytest.mark.parametrize("switch", ["kernels", "channels_last"])
 def test_kernels_need_the_channels_last(switch: str) -> None:
-    assert not Fast(**{switch: False}).fuses(GPU)
+    assert not Fast(**{switch: False}, precision="fp32").plan(GPU).runs("kernels")
 
 
 @pytest.mark.parametrize("precision", ["fp16", "", None, 16, "BF16"])
@@ -76,7 +85,7 @@ def test_only_switches_are_taken(tiny: nn.Module, fast: Any) -> None:
 
 def test_true_and_false_are_all_and_none(tiny: nn.Module) -> None:
     assert create_method("tent", tiny, fast=True).fast == create_method("tent", tiny).fast == Fast()
-    assert create_method("tent", tiny, fast=False).fast == PLAIN
+    assert create_method("tent", tiny, fast=False).fast == NO_SHORTCUTS
     assert create_method("tent", tiny, fast=Fast(graphs=False)).fast == Fast(graphs=False)
 
 
@@ -87,8 +96,7 @@ def test_a_network_that_draws_random_numbers_is_run_again_each_time() -> None:
 
     model = nn.Sequential(Noisy(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
     method = SelfAdapt(model, steps=3, adapt=["2"])
-    assert not method.fast.reuse
-    assert not method.fast.graphs
+    assert method.engine.plan().reasons["reuse"] == "the network draws random numbers"
     image = random_image()
     plain = SelfAdapt(model, steps=3, adapt=["2"], fast=False)(image)
     assert torch.equal(method(image).probs, plain.probs)
@@ -105,7 +113,7 @@ def test_16_bits_on_the_cpu_are_near_the_same(tiny: nn.Module) -> None:
 sides = st.integers(1, 90)
 
 
-@settings(deadline=None, max_examples=150)
+@hypothesis_settings(deadline=None, max_examples=150)
 @given(size=st.tuples(sides, sides), new=st.tuples(sides, sides), seed=st.integers(0, 99))
 def test_the_way_of_the_gpu_gives_pils_pixels_across_then_down(
     size: tuple[int, int], new: tuple[int, int], seed: int
@@ -130,27 +138,35 @@ def test_large_images_too(new: tuple[int, int]) -> None:
 class Overflowing(SaNOnly):
     """Gives infinite scores as long as fp16 is taken."""
 
-    def _compute(self, image: Tensor) -> dict[str, Tensor]:
-        maps = super()._compute(image)
+    def compute(self, network: Network, image: Tensor) -> Computed:
+        computed = super().compute(network, image)
         if self.fast.precision == "auto":
-            maps["logits"] = maps["logits"] * float("inf")
-        return maps
-
-    def _network(self, tuned: Collection[str] = (), san: SaNReport | None = None) -> Network:
-        network = super()._network(tuned, san)
-        if self.fast.precision == "auto":
-            network.logits = lambda image: torch.full((1, 3, *image.shape[-2:]), torch.inf)
-        return network
+            assert computed.logits is not None
+            return Computed(logits=computed.logits * float("inf"))
+        return computed
 
 
 def test_where_fp16_overflows_bf16_is_taken(
     tiny: nn.Module, image: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = {"auto": torch.float16, "bf16": None, "fp32": None}
-    monkeypatch.setattr(Fast, "half", lambda self, *_, **__: half[self.precision])
+    real = Fast.plan
+
+    def plan(self: Fast, device: torch.device, **reasons: str) -> Plan:
+        """Say that fp16 is taken, of a network whose numbers are small enough."""
+        monkeypatch.setattr(Network, "_autocast", lambda *_, **__: nullcontext())
+        fp16 = torch.float16 if self.precision == "auto" else None
+        return replace(real(self, device, **reasons), predict=fp16, adapt=None)
+
+    monkeypatch.setattr(Fast, "plan", plan)
+    monkeypatch.setattr(Network, "__init__", partialmethod(_in_float32, Network.__init__))
     method = Overflowing(tiny, fast=True)
-    monkeypatch.setattr("selfadapt.engine.network._precision", lambda *_, **__: nullcontext())
     result = method(image)
     assert method.fast.precision == "bf16"
     assert result.notes == ("this network's numbers are too large for fp16: bf16 is taken",)
     assert torch.equal(result.probs, SaNOnly(tiny, fast=False)(image).probs)
+
+
+def _in_float32(self: Network, init: Any, *args: Any) -> None:
+    """Make a network whose weights are stored as they are."""
+    *others, plan, on_step = args
+    init(self, *others, replace(plan, predict=None), on_step)

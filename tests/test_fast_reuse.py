@@ -12,9 +12,8 @@ from conftest import TinyNet, assert_same, random_image, seeded, snapshot
 from networks import NETWORKS
 from oddities import WAYS, Odd, conv
 from selfadapt import SelfAdapt, create_method
-from selfadapt.engine.network import Network
-from selfadapt.fast import PLAIN, Fast
-from selfadapt.fast.reuse import Reuse, frozen_modules
+from selfadapt.engine import Fast, Network
+from selfadapt.engine.reuse import Reuse, frozen_modules
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 QUICK = {"scales": (0.5,), "lr": 0.01, "compare": False}
@@ -33,11 +32,10 @@ def test_every_network_adapts_to_the_same(network: str) -> None:
     model = seeded(case.build)
     before, image = snapshot(model), random_image(32, 40, case.channels)
     for mode in ("paper", "official"):
-        method = SelfAdapt(model, mode=mode, steps=3, **{**QUICK, "lr": 1e-4})
-        fast = method(image)
+        settings = {**QUICK, "mode": mode, "steps": 3, "lr": 1e-4}
+        fast = SelfAdapt(model, **settings)(image)
         assert_same(before, snapshot(model))
-        method.fast = PLAIN
-        plain = method(image)
+        plain = SelfAdapt(model, **settings, fast=False)(image)
         assert plain.losses[2] != plain.losses[0]
         assert_equal_results(fast, plain)
 
@@ -94,7 +92,7 @@ def test_running_statistics_of_layers_that_are_not_run_again_drift_all_the_same(
             super().__init__(*args, **how)
             networks.append(self)
 
-    monkeypatch.setattr(selfadapt.method, "Network", Recorded)
+    monkeypatch.setattr("selfadapt.engine.engine.Network", Recorded)
     model = seeded(slim)
     for fast in (True, False):
         method = SelfAdapt(model, mode="official", steps=3, fast=fast, compare=False, lr=0.001)

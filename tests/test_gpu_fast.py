@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import selfadapt
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
 from selfadapt import SelfAdapt, View, create_method
-from selfadapt.fast import Fast
+from selfadapt.engine import Fast
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,8 +48,8 @@ def test_shortcuts_lead_to_the_same(build: Any, method: str, mode: Any) -> None:
     for _ in range(3):
         assert_near(segment(image), expected)
         assert_same(before, snapshot(model))
-    assert not [note for note in segment.notes if "shortcuts" in note]
-    assert segment._graphs.trouble is None
+    assert not [note for note in segment.engine.notes if "shortcuts" in note]
+    assert not segment.engine.graphs.trouble
 
 
 @pytest.mark.parametrize("switch", ["reuse", "channels_last", "kernels", "batches", "graphs"])
@@ -74,7 +74,7 @@ def test_the_third_image_of_a_size_is_a_replay() -> None:
     method = SelfAdapt(seeded(TinyNet).cuda(), steps=2, fast=FP32)
     images = [random_image(40, 48, seed=seed) for seed in range(2)]
     first = [method(image) for image in images]
-    assert len(method._graphs._recordings) == 1
+    assert len(method.engine.graphs._recordings) == 1
     again = [method(image) for image in images]
     for one, other in zip(first, again, strict=True):
         assert_near(other, one)
@@ -85,7 +85,7 @@ def recorded(model: nn.Module, image: Tensor) -> SelfAdapt:
     method = SelfAdapt(model, steps=2, lr=1e-3, fast=FP32)
     for _ in range(3):
         method(image)
-    assert method._graphs._recordings
+    assert method.engine.graphs._recordings
     return method
 
 
@@ -140,7 +140,7 @@ def test_a_hook_sees_every_run() -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfadapt.fast.graphs.MOST_SIZES", 3)
+    monkeypatch.setattr("selfadapt.engine.graphs.MOST_SIZES", 3)
     method = SelfAdapt(seeded(TinyNet).cuda(), steps=2, views=[View(0.5)])
     used = []
     for number in range(12):
@@ -149,7 +149,7 @@ def test_memory_does_not_grow_with_the_number_of_sizes(monkeypatch: pytest.Monke
             method(image)
         torch.cuda.synchronize()
         used.append(torch.cuda.memory_allocated())
-        assert len(method._graphs._recordings) == min(3, number + 1)
+        assert len(method.engine.graphs._recordings) == min(3, number + 1)
     assert max(used[6:]) <= 1.5 * max(used[:6]) + 2**20
 
 
@@ -168,6 +168,6 @@ def test_a_network_that_cannot_be_recorded_is_run_as_ever() -> None:
     for _ in range(4):
         assert_near(method(image), plainly(model, image))
         assert_same(before, snapshot(model))
-    assert method._graphs.trouble is not None
-    assert not method._graphs._recordings
+    assert method.engine.graphs.trouble
+    assert not method.engine.graphs._recordings
     assert_near(recorded(seeded(TinyNet).cuda(), image)(image), plainly(model, image))

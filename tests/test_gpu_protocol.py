@@ -113,7 +113,7 @@ def test_each_row_counts_the_map_of_its_own_image(
     if fast:
         method = run._methods[trial.key]
         assert isinstance(method, SaNOnly)
-        assert len(method._graphs._recordings) == len(sizes)
+        assert len(method.engine.graphs._recordings) == len(sizes)
         return
     own = [
         row["mb"] - sum(kept.nbytes for _, kept in maps[:n]) / 2**20 for n, row in enumerate(rows)

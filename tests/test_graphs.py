@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from conftest import seeded
-from selfadapt.fast import graphs
-from selfadapt.fast.graphs import Graphs, facts, has_hooks
+from selfadapt.computed import Computed
+from selfadapt.engine import Engine, Fast, graphs
+from selfadapt.engine.graphs import Graphs, facts, has_hooks
+from selfadapt.models.interface import Interface
 
 
 class Graph:
@@ -37,9 +39,9 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def computing(computed: list[Any]) -> Any:
-    def compute(image: Tensor) -> dict[str, Tensor]:
+    def compute(image: Tensor) -> Computed:
         computed.append(tuple(image.shape))
-        return {"double": image * 2}
+        return Computed(probs=image * 2)
 
     return compute
 
@@ -51,7 +53,7 @@ def sized(width: int) -> Tensor:
 def test_the_second_image_of_a_size_is_recorded(tiny: nn.Module, recordings: list[Any]) -> None:
     computed: list[Any] = []
     run, compute = Graphs(tiny), computing(computed)
-    assert torch.equal(run(compute, sized(8))["double"], 2 * sized(8))
+    assert torch.equal(run(compute, sized(8)).probs, 2 * sized(8))
     assert not recordings
     for _ in range(4):
         run(compute, sized(8))
@@ -117,18 +119,22 @@ def test_values_changed_in_place_are_no_other_network(tiny: nn.Module) -> None:
     assert facts(tiny) == before
 
 
-def test_nothing_is_recorded_while_somebody_looks_on(
-    tiny: nn.Module, recordings: list[Any]
-) -> None:
-    run, computed = Graphs(tiny), []
+def test_nothing_is_recorded_while_hooks_watch(tiny: nn.Module) -> None:
+    engine = Engine(tiny, Interface(), Fast())
     handle = tiny.head.register_forward_hook(lambda *_: None)
     assert has_hooks(tiny)
-    for _ in range(4):
-        run(computing(computed), sized(8))
-    assert (len(recordings), len(computed)) == (0, 4)
+    assert engine.plan().reasons["reuse"] == "hooks on the network watch every run"
     handle.remove()
-    run(computing(computed), sized(8))
-    assert len(recordings) == 1
+    assert engine.plan().runs("reuse")
+
+
+def test_what_is_recorded_is_not_written_over(tiny: nn.Module) -> None:
+    run, compute = Graphs(tiny), computing([])
+    for _ in range(2):
+        first = run(compute, sized(8))
+    assert first.probs is not None
+    run._recordings.popitem()[1].computed.probs.zero_()
+    assert torch.equal(first.probs, 2 * sized(8))
 
 
 def test_what_cannot_be_recorded_is_computed(
@@ -140,5 +146,5 @@ def test_what_cannot_be_recorded_is_computed(
     monkeypatch.setattr(torch.cuda, "graph", graph)
     run = Graphs(tiny)
     for _ in range(3):
-        assert torch.equal(run(computing([]), sized(8))["double"], 2 * sized(8))
+        assert torch.equal(run(computing([]), sized(8)).probs, 2 * sized(8))
     assert run.trouble == "operation not permitted when stream is capturing"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from selfadapt.mixing import MixedNorm, can_mix, image_statistics_of
+from selfadapt.engine.san_batchnorm import MixedNorm, can_mix, image_statistics_of
 
 SHAPES = [(4, 7), (1, 1), (9,), (3, 4, 2)]
 

@@ -11,7 +11,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import selfadapt
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
-from selfadapt.norm import SaN, find_san, image_statistics, lent_san
+from selfadapt.norm import SaN, converted, find_san, image_statistics
 
 
 def naive_san(layer: nn.Module, x: Tensor, alpha: float) -> Tensor:
@@ -217,7 +217,7 @@ def test_image_statistics_are_batchnorm_in_training(kind: str, x: Tensor) -> Non
     mean, var = layer.running_mean.clone(), layer.running_var.clone()
     weight, bias = (None, None) if kind == "no affine" else (layer.weight, layer.bias)
     model = nn.Sequential(layer)
-    with lent_san(model, find_san(model, 0.1)), image_statistics(model, momentum=0.1):
+    with converted(model, find_san(model, 0.1)), image_statistics(model, momentum=0.1):
         result = [layer(x[:1]) for _ in range(3)][-1].detach()
     for _ in range(3):
         expected = F.batch_norm(x[:1], mean, var, weight, bias, True, 0.1, layer.eps)

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from conftest import assert_same, snapshot
 from selfadapt import SelfAdapt, create_method
-from selfadapt.fast.graphs import Graphs
+from selfadapt.computed import Computed
+from selfadapt.engine.graphs import Graphs
+from selfadapt.engine.settings import Fast, Plan
 from selfadapt.method import Stopped
 
 STEPPING = ("self-adapt", "tent", "entropy", "memo")
@@ -97,21 +99,21 @@ def test_measuring_for_a_budget_is_not_told(tiny: nn.Module, image: Tensor) -> N
 def test_images_are_not_recorded_while_steps_are_told(
     tiny: nn.Module, image: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class OnGPU(Tensor):
-        is_cuda = True
+    recorded = []
 
-    method, recorded = SelfAdapt(tiny, steps=1), []
+    def record(graphs: Graphs, compute: Any, image: Tensor, variant: Any) -> Computed:
+        recorded.append(variant)
+        return compute(image)
 
-    def record(graphs: Graphs, compute: Any, image: Tensor, settings: Any) -> Any:
-        recorded.append(settings)
-        return {}
+    def plan(self: Fast, device: torch.device, *, graphs: str = "", **_: str) -> Plan:
+        reasons = dict.fromkeys(("reuse", "channels_last", "kernels", "batches"), "no GPU")
+        return Plan(reasons={**reasons, **({"graphs": graphs} if graphs else {})})
 
     monkeypatch.setattr(Graphs, "__call__", record)
-    monkeypatch.setattr(method, "_conclude", lambda *_: None)
-    monkeypatch.setattr(method, "compare", False)
-    monkeypatch.setattr(method, "_compute", lambda _: {})
-    method._try(image.as_subclass(OnGPU), (1, 1))
+    monkeypatch.setattr(Fast, "plan", plan)
+    method = SelfAdapt(tiny, steps=1)
+    method(image)
     assert len(recorded) == 1
     told(method)
-    method._try(image.as_subclass(OnGPU), (1, 1))
+    method(image)
     assert len(recorded) == 1

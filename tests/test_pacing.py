@@ -112,7 +112,7 @@ def test_an_estimate_is_what_an_image_takes(clock: Clock) -> None:
 def test_what_does_not_fit_into_memory_is_refused_before_work_starts(
     tiny: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("selfadapt.method.free_memory", lambda: 2**20)
+    monkeypatch.setattr("selfadapt.cost.free_memory", lambda: 2**20)
     with pytest.raises(ValueError, match=r"1280x1024 pixels takes about .* GB .* lower max_pixels"):
         SaNOnly(tiny)(torch.zeros(3, 1024, 1280))
     assert SaNOnly(tiny)(torch.zeros(3, 64, 64)).label.shape == (64, 64)

@@ -10,7 +10,7 @@ import torch
 import selfadapt
 import selfadapt.adapt
 from conftest import needs_data
-from selfadapt.engine.network import Network
+from selfadapt.engine import Network
 from selfadapt.images import load_image
 
 STAGES = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")

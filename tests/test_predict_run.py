@@ -40,8 +40,8 @@ def photos(tmp_path: Path) -> Path:
 def calls(monkeypatch: Any) -> list[Any]:
     """What the network was asked to segment."""
     seen: list[Any] = []
-    real = SaNOnly._compute
-    monkeypatch.setattr(SaNOnly, "_compute", lambda *args: seen.append(args) or real(*args))
+    real = SaNOnly.compute
+    monkeypatch.setattr(SaNOnly, "compute", lambda *args: seen.append(args) or real(*args))
     return seen
 
 
@@ -274,7 +274,7 @@ def test_two_processes_share_the_files(photos: Path, tmp_path: Path, monkeypatch
 def test_ctrl_c_says_that_the_same_command_goes_on(
     photos: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    real, seen = SaNOnly._compute, []
+    real, seen = SaNOnly.compute, []
 
     def stop(*args: Any) -> Any:
         seen.append(args)
@@ -287,7 +287,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
         write_result(*args, **kwargs)
 
     out = tmp_path / "out"
-    monkeypatch.setattr(SaNOnly, "_compute", stop)
+    monkeypatch.setattr(SaNOnly, "compute", stop)
     monkeypatch.setattr("selfadapt.predict.stream.write_result", write_slowly)
     assert run_cli("predict", photos, *NET, "-o", out) == 130
     assert "the same command goes on from there" in capsys.readouterr().err
@@ -303,11 +303,11 @@ def test_an_output_that_disappears_is_said_so_and_made_again(
 ) -> None:
     out = tmp_path / "out"
 
-    def compute(*args: Any, run: Any = SaNOnly._compute) -> Any:
+    def compute(*args: Any, run: Any = SaNOnly.compute) -> Any:
         (out / "0_label.png").unlink(missing_ok=True)
         return run(*args)
 
-    monkeypatch.setattr(SaNOnly, "_compute", compute)
+    monkeypatch.setattr(SaNOnly, "compute", compute)
     assert run_cli("predict", photos, *NET, "-o", out) == 2
     assert "0.png is gone: does something else change" in capsys.readouterr().err
     monkeypatch.undo()

@@ -206,7 +206,7 @@ def test_frames_that_fail_are_black_and_counted(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     video = write_video(tmp_path / "film.mkv")
-    real, seen = SaNOnly._compute, []
+    real, seen = SaNOnly.compute, []
 
     def fail(*args: Any) -> Any:
         seen.append(args)
@@ -214,7 +214,7 @@ def test_frames_that_fail_are_black_and_counted(
             raise RuntimeError("too dark")
         return real(*args)
 
-    monkeypatch.setattr(SaNOnly, "_compute", fail)
+    monkeypatch.setattr(SaNOnly, "compute", fail)
     out = tmp_path / "out"
     command = ("predict", video, *NET, "-o", out, "--outputs", "overlay", "color")
     assert run_cli(*command) == 1
@@ -233,7 +233,7 @@ def test_a_finished_video_is_not_read_again(tmp_path: Path, monkeypatch: Any) ->
     assert run_cli(*command) == 0
     videos = list((tmp_path / "out").glob("*.mp4"))
     before = [path.stat().st_mtime_ns for path in videos]
-    monkeypatch.setattr(SaNOnly, "_compute", None)
+    monkeypatch.setattr(SaNOnly, "compute", None)
     assert run_cli(*command) == 0
     assert [path.stat().st_mtime_ns for path in videos] == before
 

@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 from selfadapt.bench import parse_size
 from selfadapt.cli.opening import model_arguments, open_models
 from selfadapt.cli.verbs import Verb
-from selfadapt.engine.network import described
+from selfadapt.engine import described
 from selfadapt.export.trace import SIZES, check_exportable, trace
 from selfadapt.export.writing import checked_path, write_onnx, write_program
 from selfadapt.methods import check_method

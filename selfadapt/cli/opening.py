@@ -13,7 +13,7 @@ from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 from selfadapt import METHODS, create_method, open_model
 from selfadapt.cli.verbs import names_files
 from selfadapt.devices import find_device
-from selfadapt.fast import Fast
+from selfadapt.engine import Fast
 from selfadapt.losses import LOSSES
 from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, settings_of

@@ -19,8 +19,8 @@ from selfadapt.cli.opening import (
 from selfadapt.cli.progress import Bar
 from selfadapt.cli.verbs import Verb, json_argument, names_files, output_arguments
 from selfadapt.devices import process_number
+from selfadapt.engine import RECORD_AT
 from selfadapt.extras import need
-from selfadapt.fast.graphs import RECORD_AT
 from selfadapt.journal import Journal
 from selfadapt.models.spec import fingerprint
 from selfadapt.predict import (

@@ -20,7 +20,7 @@ from selfadapt.data import open_dataset
 from selfadapt.demo.page import Section, page
 from selfadapt.demo.pictures import compared, foreseen, legend
 from selfadapt.demo.tables import Change, Standing, across, changes, standings
-from selfadapt.engine.network import described
+from selfadapt.engine import described
 from selfadapt.files import make_folder, written_whole
 from selfadapt.images import load_image
 from selfadapt.labels import STREETS_9, predicted_names

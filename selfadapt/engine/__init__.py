@@ -1,5 +1,24 @@
 """How a network is run for one image.
 
-copying.py   a private copy of the caller's network, which is never touched
-network.py   the copy for one image: class scores, gradients, steps
+network.py        a private copy of the caller's network for one image: logits, gradients, steps
+copying.py        how the copy is made
+engine.py         runs what a method computes, and falls back where a network fails with shortcuts
+settings.py       which shortcuts run on a device, and why others do not
+counting.py       pixels counted for metrics
+
+The shortcuts change how a result is computed, not what it is:
+
+reuse.py          what is frozen is computed once for all steps, on any device
+san_batchnorm.py  SaN by PyTorch's own BatchNorm kernels, on any device
+graphs.py         all that an image takes, recorded on a GPU and replayed
+kernels/          neighbouring operations in one pass over memory, on a GPU
 """
+
+from selfadapt.engine.engine import Engine
+from selfadapt.engine.graphs import RECORD_AT
+from selfadapt.engine.network import Gradients, Network, described
+from selfadapt.engine.settings import NO_SHORTCUTS, Fast, as_fast
+
+__all__ = [
+    "NO_SHORTCUTS", "RECORD_AT", "Engine", "Fast", "Gradients", "Network", "as_fast", "described",
+]  # fmt: skip

@@ -1,6 +1,6 @@
 """A network for one image: a private copy of the caller's, with weights that may be tuned."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -9,24 +9,30 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from selfadapt.engine import san_batchnorm
 from selfadapt.engine.copying import STANDARD, private_copy
-from selfadapt.fast import PLAIN, Fast
-from selfadapt.fast.reuse import Reuse
+from selfadapt.engine.reuse import Reuse
+from selfadapt.engine.settings import NO_SHORTCUTS, Plan
 from selfadapt.models.interface import Interface
-from selfadapt.norm import (
-    Drift,
-    SaNReport,
-    convert,
-    image_statistics,
-    images_in_batch,
-    normalizing_with,
-)
+from selfadapt.norm import Drift, SaNReport, convert, forward_context, image_statistics
+from selfadapt.pseudo import fuse
 from selfadapt.steps import StepRule, gradient_descent
+from selfadapt.views import Size, View, size_of, undo_together
 
-Loss = Callable[[Tensor], Tensor]
+LossOfLogits = Callable[[Tensor], Tensor]
 """A loss of the logits ``(1, C, H, W)``."""
 Gradients = Sequence[Tensor | None]
 """One for each tuned weight; None where the loss does not depend on it."""
+OnStep = Callable[[int, float], None]
+"""Is given the number of a step, from 1, and the loss before it."""
+
+
+class OnStepError(Exception):
+    """Carries what ``on_step`` raised past the fall-backs for errors of the network."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Network:
@@ -37,24 +43,24 @@ class Network:
     Args:
         model: The network. It is copied, and never written to.
         interface: How to talk to it.
+        san: The layers that mix in the image's statistics, and how much.
         tuned: Names of the parameters ``step`` may change.
-        fast: Shortcuts to take.
-        san: The layers that mix in the image's statistics. None: those of ``model`` that do.
+        plan: The shortcuts that run. None: none.
+        on_step: Called after each step.
     """
 
     def __init__(
         self,
         model: nn.Module,
         interface: Interface,
-        tuned: Collection[str] = (),
-        fast: Fast = PLAIN,
         san: SaNReport | None = None,
+        tuned: Collection[str] = (),
+        plan: Plan | None = None,
+        on_step: OnStep | None = None,
     ) -> None:
-        self.interface, self.fast = interface, fast
         self.device = next(model.parameters(), torch.empty(0)).device
-        self._chosen = _autocasts(self.device)  # by the caller
-        self._channels_last = fast.keeps_channels_last(self.device)
-        half = None if self._chosen else fast.half(self.device)
+        self.plan = plan = NO_SHORTCUTS.plan(self.device) if plan is None else plan
+        self.interface, self.on_step = interface, on_step
         kernels = {
             f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Conv2d)
         }
@@ -63,9 +69,10 @@ class Network:
             dtype = value.dtype
             if dtype in (torch.float16, torch.bfloat16):
                 dtype = torch.float32
-            if half is not None and name in kernels and name not in tuned:
-                dtype = half
-            last = self._channels_last and value.dim() == 4 and (name in kernels or name in tuned)
+            if plan.predict is not None and name in kernels and name not in tuned:
+                dtype = plan.predict
+            last = plan.runs("channels_last") and value.dim() == 4
+            last = last and (name in kernels or name in tuned)
             layout = torch.channels_last if last else torch.preserve_format
             return torch.empty_like(value, dtype=dtype, memory_format=layout)
 
@@ -76,7 +83,8 @@ class Network:
         self.tuned = {name: parameters[name].requires_grad_() for name in tuned}
         self.buffers = dict(self.model.named_buffers())
         if san is not None:
-            convert(self.model, san)
+            self.set_alpha(san)
+        self.num_steps = 0
         self._drift: Drift | None = None
         self._reuse: Reuse | None = None
         self._reused_for: tuple[Tensor, Tensor, Drift | None] | None = None
@@ -96,6 +104,10 @@ class Network:
             for name in vars(module).keys() - STANDARD:
                 del module.__dict__[name]
 
+    def set_alpha(self, san: SaNReport) -> None:
+        """Let the layers that ``san`` lists mix in the image's statistics with its alphas."""
+        convert(self.model, san)
+
     def logits(self, image: Tensor) -> Tensor:
         """Return class scores ``(1, C, H, W)`` for a raw image ``(C, H, W)``, or for several."""
         return self._run(image, lambda logits: logits)
@@ -108,15 +120,36 @@ class Network:
         probs = self.logits(image).softmax(dim=1)
         return probs if image.dim() == 4 else probs[0]
 
+    def mean_probs(self, image: Tensor, views: Iterable[View], size: Size | None = None) -> Tensor:
+        """Return the mean prediction over views (Eq. 1) in the image plane, or at another size."""
+        views, size = list(views), size or size_of(image)
+        if not self.plan.runs("batches"):
+            return fuse(view.undo(self.probs(view.make(image)), size) for view in views)
+        groups: dict[Size, list[View]] = {}
+        for view in views:
+            groups.setdefault(view.size(size_of(image)), []).append(view)
+
+        def sums() -> Iterator[Tensor]:
+            for group in groups.values():
+                if len(group) == 1:
+                    yield group[0].undo(self.probs(group[0].make(image)), size)
+                else:
+                    batch = torch.stack([view.make(image) for view in group])
+                    yield from undo_together(group, self.probs(batch), size)
+
+        return fuse(sums(), len(views))
+
     def step(
-        self, image: Tensor, loss: Loss, lr: float, rule: StepRule = gradient_descent
+        self, image: Tensor, loss: LossOfLogits, lr: float, rule: StepRule = gradient_descent
     ) -> Tensor:
         """Take one step on a loss of the logits; return that loss."""
         value, gradients = self.gradients(image, loss, again=True)
-        self.descend(gradients, lr, rule)
+        self.descend(gradients, value, lr, rule)
         return value
 
-    def gradients(self, image: Tensor, loss: Loss, again: bool = False) -> tuple[Tensor, Gradients]:
+    def gradients(
+        self, image: Tensor, loss: LossOfLogits, again: bool = False
+    ) -> tuple[Tensor, Gradients]:
         """Return a loss of the logits, and its gradients by the tuned weights, in their order.
 
         Args:
@@ -139,14 +172,26 @@ class Network:
             return value.detach(), torch.autograd.grad(value, weights, allow_unused=True)
 
         with torch.enable_grad():
-            return self._run(image, differentiate, again=again and self.fast.reuse)
+            return self._run(image, differentiate, again=again and self.plan.runs("reuse"))
 
-    def descend(self, gradients: Gradients, lr: float, rule: StepRule = gradient_descent) -> None:
-        """Move the tuned weights against their gradients."""
+    def descend(
+        self,
+        gradients: Gradients,
+        loss: Tensor,
+        lr: float,
+        rule: StepRule = gradient_descent,
+    ) -> None:
+        """Move the tuned weights against their gradients; tell ``on_step`` of the step."""
         pairs = zip(self.tuned.values(), gradients, strict=True)
         moving = [(weight.data, gradient) for weight, gradient in pairs if gradient is not None]
         if moving:
             rule([weight for weight, _ in moving], [gradient for _, gradient in moving], lr)
+        self.num_steps += 1
+        if self.on_step is not None:
+            try:
+                self.on_step(self.num_steps, float(loss))
+            except Exception as error:
+                raise OnStepError(error) from error
 
     @contextmanager
     def image_statistics(self, momentum: float) -> Iterator[None]:
@@ -165,7 +210,16 @@ class Network:
         """
         x, reuse = self._input(image, again)
         try:
-            with self._shortcuts(reuse), images_in_batch(len(x)):
+            with ExitStack() as stack:
+                stack.enter_context(self._autocast(steps=torch.is_grad_enabled()))
+                if self.plan.runs("kernels"):
+                    from selfadapt.engine.kernels.fused import fusing  # needs Triton
+
+                    stack.enter_context(fusing(len(x)))
+                else:
+                    stack.enter_context(forward_context(len(x), san_batchnorm.normalize))
+                if reuse is not None:
+                    stack.enter_context(reuse.running())
                 return use(self.interface.finish(self.model(x), image))
         except (RuntimeError, AssertionError, LookupError, AttributeError, TypeError) as error:
             size = f"{image.shape[-1]}x{image.shape[-2]}"
@@ -173,13 +227,13 @@ class Network:
             raise
 
     def _input(self, image: Tensor, again: bool) -> tuple[Tensor, Reuse | None]:
-        """Return the network's input for an image, and what is known of a run on it before."""
+        """Return the network's input for an image, and what a run on it before has left."""
         if self._reused_for is not None and self._reuse is not None and self._reuse.usable:
             for_image, x, for_drift = self._reused_for
             if for_image is image and for_drift is self._drift:
                 return x, self._reuse
         x = self.interface.prepare(self.interface.normalize(image))
-        if self._channels_last:
+        if self.plan.runs("channels_last"):
             x = x.contiguous(memory_format=torch.channels_last)
         if not again or (self._reuse is not None and not self._reuse.usable):
             return x, None
@@ -188,34 +242,23 @@ class Network:
         self._reused_for = image, x, self._drift
         self._reuse = Reuse(
             self.model, self.tuned, [x, *frozen, *buffers], self._drift,
-            partial(_precision, self.device, self.fast, self._chosen, steps=False),
+            partial(self._autocast, steps=False),
         )  # fmt: skip
         return x, self._reuse
 
-    @contextmanager
-    def _shortcuts(self, reuse: Reuse | None) -> Iterator[None]:
-        with ExitStack() as stack:
-            steps = torch.is_grad_enabled()
-            stack.enter_context(_precision(self.device, self.fast, self._chosen, steps=steps))
-            if self.fast.fuses(self.device):
-                from selfadapt.fast.fused import fusing  # needs Triton, which only GPUs have
+    def _autocast(self, steps: bool) -> AbstractContextManager[Any]:
+        """Set the kind of numbers to compute with: the plan's, or else the caller's.
 
-                stack.enter_context(fusing())
-            else:
-                stack.enter_context(normalizing_with(lambda *_: None))
-            if reuse is not None:
-                stack.enter_context(reuse.running())
-            yield
-
-
-def _precision(
-    device: torch.device, fast: Fast, chosen: bool, *, steps: bool
-) -> AbstractContextManager[Any]:
-    """Set the kind of numbers a network computes with, unless the caller has ``chosen`` one."""
-    half = None if chosen else fast.half(device, steps=steps)
-    if half is None:
-        return nullcontext()
-    return torch.autocast(device.type, half, cache_enabled=False)
+        Autocast keeps 16-bit copies of weights; after a step they would be outdated.
+        """
+        kind = self.device.type
+        if kind not in ("cpu", "cuda"):
+            return nullcontext()
+        half = self.plan.adapt if steps else self.plan.predict
+        if half is not None:
+            return torch.autocast(kind, half, cache_enabled=False)
+        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        return torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False)
 
 
 def _advice(error: Exception) -> str:
@@ -228,11 +271,6 @@ def _advice(error: Exception) -> str:
         "if it takes certain sizes only, say so with interface=Interface(divisor=... or "
         "size=(H, W))"
     )
-
-
-def _autocasts(device: torch.device) -> bool:
-    """Return True if the caller has chosen the kind of numbers to compute with."""
-    return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)
 
 
 def described(error: Exception) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.devices import num_cores
-from selfadapt.engine.network import described
+from selfadapt.engine import described
 from selfadapt.images import Image, read_image
 from selfadapt.models.interface import Interface
 from selfadapt.predict.outputs import DEFAULT, Masks, masks_of, write_result

@@ -35,12 +35,13 @@ from torch import Tensor
 from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.data import Sample
 from selfadapt.devices import find_device, process_number
-from selfadapt.engine.network import described
+from selfadapt.engine import described
+from selfadapt.engine.counting import count_pixels
 from selfadapt.images import enlarged, read_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names
 from selfadapt.methods import Segments
-from selfadapt.metrics import Counts, count, in_space, iou
+from selfadapt.metrics import Counts, in_space, iou
 from selfadapt.protocol.domains import Domain, open_domains
 from selfadapt.protocol.folder import RunFolder
 from selfadapt.protocol.pictures import draw_pictures
@@ -303,7 +304,7 @@ class Evaluation:
                 time.sleep(min(seconds / 2, LONGEST_PAUSE))
             try:
                 with torch.cuda.stream(self._beside):
-                    counts = count(loaded.label.to(probs.device, non_blocking=True), probs)
+                    counts = count_pixels(loaded.label.to(probs.device, non_blocking=True), probs)
             except ValueError as error:
                 return self._failed(key, _reason(trial, error))
             return row_of(key, counts, seconds, megabytes, notes, loaded.sizes)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from selfadapt.data import DataConfig
-from selfadapt.fast import Fast
+from selfadapt.engine import Fast
 from selfadapt.methods import Segments, create_method, settings_of
 from selfadapt.models.create import create_model, open_model
 from selfadapt.protocol.recipe import (

@@ -14,7 +14,7 @@ from selfadapt.data import Dataset, Sample
 from selfadapt.images import enlarged, load_image
 from selfadapt.metrics import confusion_matrix
 from selfadapt.models.interface import Interface
-from selfadapt.norm import find_san, lent_san
+from selfadapt.norm import converted, find_san
 from selfadapt.train.loader import ignore_signals, watched
 
 PIXELS = 4 * 2**20
@@ -54,7 +54,7 @@ def confusion_by_alpha(
     for images, label in _read(dataset, scale, range(rank, len(dataset), world), workers):
         x, label = interface.normalize(images.to(device)), label.to(device)
         for count, report in zip(counts, reports, strict=True):
-            with lent_san(model, report), torch.no_grad():
+            with converted(model, report), torch.no_grad():
                 probs = interface.logits(model, x).softmax(dim=1)
             if probs.shape[-2:] != label.shape[-2:]:
                 probs = F.interpolate(probs, label.shape[-2:], mode="bilinear")

@@ -12,16 +12,16 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import RLock
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selfadapt.computed import Computed
+
 LOG = logging.getLogger(__name__)
-Maps = dict[str, Tensor]
-"""What a computation gives, by name."""
-Compute = Callable[[Tensor], Maps]
+Compute = Callable[[Tensor], Computed]
 
 RECORD_AT = 2
 """The image of a size, counted from 1, that is recorded. One that comes once is not worth it."""
@@ -35,18 +35,20 @@ class Recording:
 
     graph: torch.cuda.CUDAGraph
     image: Tensor
-    maps: Maps
+    computed: Computed
 
     @property
     def num_bytes(self) -> int:
         """Memory that no other recording uses."""
-        return sum(tensor.nbytes for tensor in (self.image, *self.maps.values()))
+        return self.image.nbytes + self.computed.num_bytes
 
-    def replay(self, image: Tensor) -> Maps:
-        """Compute the same for another image; what was returned before is written over."""
+    def replay(self, image: Tensor) -> Computed:
+        """Compute the same for another image."""
         self.image.copy_(image)
         self.graph.replay()
-        return self.maps
+        computed = self.computed.clone()  # the next replay writes over what this one has written
+        torch.cuda.synchronize(image.device)  # it may come from another thread's stream
+        return computed
 
 
 class Graphs:
@@ -63,32 +65,31 @@ class Graphs:
         self._pool: Any = None
         self._recordings: OrderedDict[Any, Recording] = OrderedDict()
         self._facts: Any = None
-        self.lock = RLock()
-        """To be held until the maps of an image are not needed any more."""
-        self.trouble: str | None = None
+        self._lock = Lock()
+        self.trouble = ""
         """Why nothing is recorded, if so."""
 
-    def __call__(self, compute: Compute, image: Tensor, variant: Hashable = None) -> Maps:
-        """Return what ``compute`` gives for an image. The maps are good until the next call.
+    def __call__(self, compute: Compute, image: Tensor, variant: Hashable = None) -> Computed:
+        """Return what ``compute`` gives for an image.
 
         Args:
             compute: The computation. It waits for nothing on the device.
             image: The image.
             variant: What the computation depends on beside the image.
         """
-        self._forget_what_is_outdated()
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         key = (image.shape, image.dtype, image.device, autocast, variant)
-        if key in self._recordings:
-            self._recordings.move_to_end(key)
-            return self._recordings[key].replay(image)
-        self._seen[key] += 1
-        often = self._seen[key] >= max(RECORD_AT, self._needed[key])
-        if often and self.trouble is None and not has_hooks(self._model):
-            return self._record(key, compute, image)
+        with self._lock:
+            self._forget_if_outdated()
+            if key in self._recordings:
+                self._recordings.move_to_end(key)
+                return self._recordings[key].replay(image)
+            self._seen[key] += 1
+            if self._seen[key] >= max(RECORD_AT, self._needed[key]) and not self.trouble:
+                return self._record(key, compute, image)
         return compute(image)
 
-    def _record(self, key: Any, compute: Compute, image: Tensor) -> Maps:
+    def _record(self, key: Any, compute: Compute, image: Tensor) -> Computed:
         height, width = image.shape[-2:]
         LOG.info("preparing for images of %dx%d pixels", width, height)
         self._needed[key] = 2 * self._seen[key]  # where sizes come and go, ever fewer are recorded
@@ -97,7 +98,7 @@ class Graphs:
         try:
             recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
             with _undisturbed(image.device), recording:
-                maps = compute(still)
+                computed = compute(still)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # this network does what cannot be recorded
@@ -106,7 +107,7 @@ class Graphs:
             torch.cuda.synchronize(image.device)
             return compute(image)
         self._facts = facts(self._model)
-        self._recordings[key] = Recording(graph, still, maps)
+        self._recordings[key] = Recording(graph, still, computed)
         while len(self._recordings) > MOST_SIZES or self._num_bytes() > MOST_BYTES:
             if len(self._recordings) == 1:
                 break
@@ -116,8 +117,8 @@ class Graphs:
     def _num_bytes(self) -> int:
         return sum(recording.num_bytes for recording in self._recordings.values())
 
-    def _forget_what_is_outdated(self) -> None:
-        if self._recordings and (facts(self._model) != self._facts or has_hooks(self._model)):
+    def _forget_if_outdated(self) -> None:
+        if self._recordings and facts(self._model) != self._facts:
             for kept in (self._recordings, self._seen, self._needed):
                 kept.clear()
 
@@ -139,16 +140,16 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
 
 def facts(model: nn.Module) -> list[Any]:
     """Return what a graph relies on: the modules, and where their tensors lie."""
-    found: list[Any] = []
+    relied_on: list[Any] = []
     for module in model.modules():
-        found.append(id(module))
+        relied_on.append(id(module))
         for tensors in (module._parameters, module._buffers):
-            found += [None if t is None else (t.data_ptr(), t.dtype) for t in tensors.values()]
-    return found
+            relied_on += [None if t is None else (t.data_ptr(), t.dtype) for t in tensors.values()]
+    return relied_on
 
 
 def has_hooks(model: nn.Module) -> bool:
-    """Say whether somebody looks at what the modules do, which a replay would not show."""
+    """Return True if somebody watches the modules run, which a replay would not show."""
     return any(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
         for module in model.modules()

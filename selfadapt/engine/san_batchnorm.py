@@ -1,4 +1,6 @@
-"""Normalisation with mixed statistics by PyTorch's own BatchNorm kernels, for one image at a time.
+"""SaN (``norm.py``, Eq. 7-8) by PyTorch's own BatchNorm kernels, for one image at a time.
+
+It takes fewer passes over memory than the reference. Gradients can be taken once.
 
 The image's mean ``mu`` and variance are mixed with the source's to ``m`` and ``v``, weighted with
 ``alpha``. With ``s = 1 / sqrt(v + eps)`` the output is ``(x - m) * s * weight + bias``: BatchNorm's
@@ -16,11 +18,32 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
+from selfadapt.norm import SaN, unbiased_var
+
 HALVES = (torch.float16, torch.bfloat16)
 
 
+def normalize(layer: SaN, x: Tensor) -> Tensor | None:
+    """Return what a SaN layer makes of features; None if the kernels do not take them."""
+    running, affine = (layer.running_mean, layer.running_var), (layer.weight, layer.bias)
+    drift = layer.san_drift
+    if (layer.san_alpha == 0 and drift is None) or not can_mix(x, *running, *affine):
+        return None
+    if drift is None:
+        return MixedNorm.apply(x, *running, *affine, layer.san_alpha, layer.eps)[0]
+    num = x[0, 0].numel()
+    if x.is_cuda or num == 1:
+        y, mean, var = MixedNorm.apply(x, *running, *affine, 1.0, layer.eps)
+        image = mean, unbiased_var(var, num)
+    else:  # as it is in training, and so in the released code: equal to the last bit
+        image = torch.zeros_like(running[0]), torch.zeros_like(running[1])
+        y = F.batch_norm(x, *image, *affine, training=True, momentum=1.0, eps=layer.eps)
+    drift.update(running, image)
+    return y
+
+
 def can_mix(x: Tensor, *vectors: Tensor | None) -> bool:
-    """Say whether the kernels take these features, statistics, weight and bias.
+    """Return True if the kernels take these features, statistics, weight and bias.
 
     Not where somebody looks at the operations themselves: to export, compile or differentiate them.
     """

@@ -112,15 +112,15 @@ class Reuse(TorchFunctionMode):
             self._use(what, tensors)
             return run(*args, **kwargs)
         if key in self._calls:
-            made, form, results, followed, attributes = self._calls[key]
+            made, form, results, updates, attributes = self._calls[key]
             if not _all_same(attributes, _attributes(what)):
                 return run(*args, **kwargs)  # it was set to do something else meanwhile
             if self._constant(results):
-                self._drift.repeat(followed)
+                self._drift.replay_updates(updates)
                 return tree_unflatten(made, form)  # lists and dicts are the caller's own
             self._give_up()  # it was changed since, through a view of it
             return run(*args, **kwargs)
-        start = len(self._drift.followed)
+        start = len(self._drift.updates)
         buffers = list(map(_with_version, what.buffers() if isinstance(what, nn.Module) else ()))
         attributes = _attributes(what)
         self._inside = True
@@ -129,8 +129,8 @@ class Reuse(TorchFunctionMode):
                 result = run(*args, **kwargs)
         finally:
             self._inside = False
-        followed = self._drift.followed[start:]
-        if self._keeps_state(buffers, followed) or not _same(tree_flatten((args, kwargs)), leaves):
+        updates = self._drift.updates[start:]
+        if self._keeps_state(buffers, updates) or not _same(tree_flatten((args, kwargs)), leaves):
             return result
         if not _all_same(attributes, _attributes(what)):
             return result  # it left something on itself, for others or for its next run
@@ -146,7 +146,7 @@ class Reuse(TorchFunctionMode):
         tidy = all(isinstance(leaf, Tensor) or _plain(leaf) for leaf in made)
         if tidy and results and not any(map(_requires_grad, results)):
             self._learn([*tensors, *results])  # an input may have been changed in place
-            self._calls[key] = made, form, results, followed, attributes
+            self._calls[key] = made, form, results, updates, attributes
         return result
 
     def _key(self, what: Any, leaves: list[Any], form: Any) -> Any:
@@ -172,9 +172,9 @@ class Reuse(TorchFunctionMode):
         if not isinstance(what, nn.Module):
             self._used.update(id(thing) for thing in things if id(thing) in self._known)
 
-    def _keeps_state(self, buffers: Iterable[tuple[Tensor, int]], followed: Iterable[Any]) -> bool:
-        """Say whether a module has changed buffers of its own, so that its next result differs."""
-        drifting = {id(tensor) for one in followed for tensor in one[:2]}
+    def _keeps_state(self, buffers: Iterable[tuple[Tensor, int]], updates: Iterable[Any]) -> bool:
+        """Return True if a module has changed its buffers, so that its next result differs."""
+        drifting = {id(tensor) for one in updates for tensor in one[:2]}
         changed = [tensor for tensor, version in buffers if _version(tensor) != version]
         return any(id(tensor) not in drifting for tensor in changed)
 
@@ -215,7 +215,7 @@ def _plain(leaf: Any) -> bool:
 
 
 def _same(now: tuple[list[Any], Any], before: list[Any]) -> bool:
-    """Say whether arguments are what they were: a module may take things out of a list."""
+    """Return True if arguments are what they were: a module may take things out of a list."""
     return _all_same(before, now[0])
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from selfadapt.fast import kernels
+from selfadapt.engine.kernels import triton_kernels as kernels
 
 MOMENTS, SUMS = (32, 64), (64, 64)
 """Pixels and channels that a program which adds up takes at once: measured on an H200."""
@@ -22,18 +22,18 @@ MAX_CLASSES = 256
 
 
 def channels_are_last(x: Tensor) -> bool:
-    """Say whether features lie in memory as the kernels want them."""
+    """Return True if features lie in memory as the kernels want them."""
     return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def takes_features(x: Tensor) -> bool:
-    """Say whether features can be normalised by the kernels."""
+    """Return True if features can be normalised by the kernels."""
     kinds = (*HALVES, torch.float32)
     return x.is_cuda and x.dtype in kinds and x.numel() > 0 and channels_are_last(x)
 
 
 def takes_scores(scores: Tensor) -> bool:
-    """Say whether the kernels can take the cross-entropy of scores once they are upsampled."""
+    """Return True if the kernels can take the cross-entropy of scores once they are upsampled."""
     return (
         scores.is_cuda and scores.dtype == torch.float32
         and scores.dim() == 4 and len(scores) == 1 and scores.shape[1] <= MAX_CLASSES
@@ -41,7 +41,7 @@ def takes_scores(scores: Tensor) -> bool:
 
 
 def takes_products(x: Tensor) -> bool:
-    """Say whether 1x1 convolutions are faster as matrix products."""
+    """Return True if 1x1 convolutions are faster as matrix products."""
     return x.is_cuda and x.dtype in HALVES and torch.is_autocast_enabled("cuda")
 
 
@@ -243,6 +243,7 @@ class UpsampledCrossEntropy(torch.autograd.Function):
         )  # fmt: skip
         kept = label != ignore
         count = kept.sum() if weight is None else (weight[label.where(kept, 0)] * kept).sum()
+        count = count.masked_fill(count == 0, 1)  # no labels, no loss
         if scores.requires_grad:
             slopes = torch.empty(height, width, classes, device=scores.device)
             kernels.gather_corners[width, height](

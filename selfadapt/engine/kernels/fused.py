@@ -18,8 +18,9 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from selfadapt.fast import launch
-from selfadapt.norm import SaN, normalizing_with
+from selfadapt.engine import san_batchnorm
+from selfadapt.engine.kernels import launch
+from selfadapt.norm import SaN, forward_context
 
 RELUS = {F.relu, torch.relu, Tensor.relu, F.relu_, torch.relu_, Tensor.relu_}
 IN_PLACE_RELUS = {F.relu_, torch.relu_, Tensor.relu_}
@@ -35,14 +36,14 @@ CLASSIFIER = 64
 """A 1x1 convolution with a bias and no more outputs than these counts as a classifier."""
 
 
-class Later(Tensor):
+class DeferredTensor(Tensor):
     """A tensor that is computed when it is needed."""
 
     value: Tensor | None
     """What it is, once it is computed."""
 
     @staticmethod
-    def __new__(cls, parts: Sequence[Any], size: Sequence[int], *args: Any) -> "Later":
+    def __new__(cls, parts: Sequence[Any], size: Sequence[int], *args: Any) -> "DeferredTensor":
         """Make a tensor of a size and without numbers, of the kind of the first part."""
         slopes = any(part.requires_grad for part in parts if part is not None)
         return Tensor._make_wrapper_subclass(
@@ -69,7 +70,7 @@ class Later(Tensor):
         """Return the result of a function if it can be computed in one go, or NotImplemented."""
         return NotImplemented
 
-    def now(self) -> Tensor:
+    def materialize(self) -> Tensor:
         """Return this tensor, computed."""
         if self.value is None:
             self.value = self.computed()
@@ -91,11 +92,11 @@ class Later(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         for arg in args:
-            if isinstance(arg, Later) and arg.value is None:
+            if isinstance(arg, DeferredTensor) and arg.value is None:
                 result = arg.join(func, args, kwargs)
                 if result is not NotImplemented:
                     return result
-        args, kwargs = tree_map_only(Later, Later.now, (args, kwargs))
+        args, kwargs = tree_map_only(DeferredTensor, DeferredTensor.materialize, (args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
@@ -106,7 +107,7 @@ class Later(Tensor):
         raise RuntimeError(f"{func} is given a tensor that is not computed yet")
 
 
-class Normalized(Later):
+class Normalized(DeferredTensor):
     """What a SaN layer returns: ReLU and the sum with a shortcut may join in."""
 
     def __init__(self, parts: Sequence[Any], size: Sequence[int], alpha: float) -> None:
@@ -131,7 +132,7 @@ class Normalized(Later):
                 return NotImplemented
             if func in IN_PLACE_SUMS and args[0] is not self:
                 return NotImplemented
-            other = other.now() if isinstance(other, Later) else other
+            other = other.materialize() if isinstance(other, DeferredTensor) else other
             if other.dtype != self.dtype or not launch.channels_are_last(other):
                 return NotImplemented
             parts = (*self.parts[:4], other)
@@ -143,7 +144,7 @@ class Normalized(Later):
         return NotImplemented
 
 
-class Upsampled(Later):
+class Upsampled(DeferredTensor):
     """Scores brought to the size of the image: a cross-entropy may join in."""
 
     def __init__(self, parts: Sequence[Any], size: Sequence[int], aligned: bool) -> None:
@@ -176,7 +177,7 @@ class Upsampled(Later):
 
 
 def _takes_all(index: Any, shape: torch.Size) -> bool:
-    """Say whether ``[..., :height, :width]`` is all there is."""
+    """Return True if ``[..., :height, :width]`` is all there is."""
     if not isinstance(index, tuple) or len(index) != 3 or index[0] is not Ellipsis:
         return False
     return all(
@@ -245,8 +246,8 @@ def _as_product(
     plain = stride in (1, (1, 1)) and padding in (0, (0, 0))
     if not (one and plain and input.dim() == 4 and launch.takes_products(input)):
         return None
-    if isinstance(input, Later):
-        input = input.now()
+    if isinstance(input, DeferredTensor):
+        input = input.materialize()
     if not launch.channels_are_last(input):
         return None
     pixels, weight = input.permute(0, 2, 3, 1), weight.flatten(1)
@@ -256,23 +257,22 @@ def _as_product(
     return scores.unflatten(0, pixels.shape[:3]).permute(0, 3, 1, 2)
 
 
-def normalized(layer: SaN, x: Tensor) -> Tensor | None:
-    """Return what a SaN layer makes of features, to be computed later; None if it cannot be."""
-    x = x.now() if isinstance(x, Later) else x
+def normalize(layer: SaN, x: Tensor) -> Tensor | None:
+    """Return what a SaN layer makes of features, deferred; None if no kernel takes them."""
+    x = x.materialize() if isinstance(x, DeferredTensor) else x
     drift = layer.san_drift
-    if not launch.takes_features(x) or (drift is not None and len(x) > 1):
-        return None
     running = layer.running_mean, layer.running_var
     rows = [row for row in (*running, layer.weight, layer.bias) if row is not None]
-    if not all(row.is_contiguous() for row in rows):
-        return None
+    is_taken = launch.takes_features(x) and all(row.is_contiguous() for row in rows)
+    if not is_taken or (drift is not None and len(x) > 1):
+        return san_batchnorm.normalize(layer, x)
     momentum = None if drift is None else drift.momentum
     with torch.no_grad():
         vectors = launch.statistics(
             x, *running, layer.weight, layer.bias, layer.eps, layer.san_alpha, momentum
         )
     if drift is not None:
-        drift.followed.append((*running, vectors[0, 2], vectors[0, 5]))
+        drift.updates.append((*running, vectors[0, 2], vectors[0, 5]))
     alpha = layer.san_alpha if drift is None else 1.0
     return Normalized((x, layer.weight, layer.bias, vectors, None), x.shape, alpha)
 
@@ -284,7 +284,7 @@ _fusing = 0
 
 def _apply_computed(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     """Compute what a function of somebody's own is given: modes do not see it being called."""
-    args, kwargs = tree_map_only(Later, Later.now, (args, kwargs))
+    args, kwargs = tree_map_only(DeferredTensor, DeferredTensor.materialize, (args, kwargs))
     return _apply(cls, *args, **kwargs)
 
 
@@ -304,7 +304,7 @@ def _computing_arguments() -> Iterator[None]:
 
 
 @contextmanager
-def fusing() -> Iterator[None]:
-    """Let operations join in a ``with`` block."""
-    with _computing_arguments(), Fusing(), normalizing_with(normalized):
+def fusing(num_images: int) -> Iterator[None]:
+    """Let operations join in a ``with`` block that runs a network on so many images."""
+    with _computing_arguments(), Fusing(), forward_context(num_images, normalize):
         yield

@@ -1,0 +1,71 @@
+"""What a method computes for an image: the record that a ``Result`` is made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+DIVERGED = "the loss became infinite, lr may be too high"
+VIEWS_NOT_FINITE = "the views' predictions are not finite"
+NOT_FINITE = "the prediction is not finite"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """What a method computes for an image; either ``logits`` or ``probs`` is the prediction.
+
+    All tensors are on the device of the image. On a GPU their values may not be there yet, and
+    ``Method.compute`` must not wait for them, so that it can be recorded.
+    """
+
+    logits: Tensor | None = None
+    """Class scores ``(1, C, H, W)``."""
+    probs: Tensor | None = None
+    """Class probabilities ``(C, H, W)``."""
+    fused: Tensor | None = None
+    """Mean class probabilities of the views ``(C, H, W)``."""
+    pseudo_label: Tensor | None = None
+    """Labels the network was adapted to ``(H, W)``."""
+    losses: Sequence[Tensor] = ()
+    """Loss before each step."""
+    warnings: Mapping[str, Tensor] = field(default_factory=dict)
+    """Notes that apply where their tensor is True."""
+    notes: tuple[str, ...] = ()
+    """Notes that apply in any case."""
+    source_logits: Tensor | None = None
+    """Class scores of the network as trained ``(1, C, H, W)``; the base class adds them."""
+
+    def __post_init__(self) -> None:
+        if (self.logits is None) == (self.probs is None):
+            raise ValueError("either logits or probs must be given")
+
+    def clone(self) -> "Computed":
+        """Return the same in memory of its own."""
+        return replace(self, **tree_map_only(Tensor, Tensor.clone, self._fields()))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the tensors take."""
+        return sum(x.nbytes for x in tree_leaves(self._fields()) if isinstance(x, Tensor))
+
+    def trouble(self) -> str | None:
+        """Return what makes the prediction worthless, if anything."""
+        if self.fused is not None and bool(self.fused.isnan().any()):
+            return VIEWS_NOT_FINITE
+        if self.losses and not bool(torch.stack(list(self.losses)).isfinite().all()):
+            return DIVERGED
+        if self.probs is not None:
+            return NOT_FINITE if bool(self.probs.isnan().any()) else None
+        assert self.logits is not None
+        return None if is_finite(self.logits) else NOT_FINITE
+
+    def _fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def is_finite(logits: Tensor) -> bool:
+    """Return True if scores ``(1, C, H, W)`` make probabilities; single classes may be -inf."""
+    return bool(logits.amax(dim=1).isfinite().all())

@@ -1,0 +1,119 @@
+"""Runs what a method computes: with shortcuts, and without those a network cannot take."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from selfadapt.computed import Computed
+from selfadapt.engine.graphs import Graphs, has_hooks
+from selfadapt.engine.network import Network, OnStep, OnStepError
+from selfadapt.engine.settings import NO_SHORTCUTS, Fast, Plan
+from selfadapt.models.interface import Interface
+from selfadapt.norm import SaNReport
+
+
+class Engine:
+    """Runs the computations of one method on one network.
+
+    Args:
+        model: The network, which is never written to.
+        interface: How to talk to it.
+        fast: The shortcuts to take.
+        is_random: The network draws random numbers in evaluation.
+    """
+
+    def __init__(
+        self, model: nn.Module, interface: Interface, fast: Fast, is_random: bool = False
+    ) -> None:
+        self.model, self.interface, self.is_random = model, interface, is_random
+        self.device = next(model.parameters(), torch.empty(0)).device
+        self.fast = fast
+        """The shortcuts to take; fewer than were asked for once a network has failed with them."""
+        self.notes: tuple[str, ...] = ()
+        """What came of shortcuts that a network could not take."""
+        self.on_step: OnStep | None = None
+        self.graphs = Graphs(model)
+
+    def plan(self) -> Plan:
+        """Return the shortcuts that run, and why the others do not."""
+        kind = self.device.type
+        chosen = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+        random = "the network draws random numbers" if self.is_random else ""
+        hooked = "hooks on the network watch every run" if has_hooks(self.model) else ""
+        watched = "on_step is told of each step" if self.on_step is not None else ""
+        return self.fast.plan(
+            self.device,
+            reuse=random or hooked,
+            graphs=random or hooked or watched or self.graphs.trouble,
+            precision="the caller's autocast counts" if chosen else "",
+        )
+
+    def network(self, san: SaNReport, tuned: tuple[str, ...] = ()) -> Network:
+        """Return a private copy of the network.
+
+        Args:
+            san: The layers that mix in the image's statistics.
+            tuned: Names of the parameters to tune.
+        """
+        return Network(self.model, self.interface, san, tuned, self.plan(), self.on_step)
+
+    def run(
+        self, compute: Callable[[Tensor], Computed], image: Tensor, variant: Hashable = None
+    ) -> Computed:
+        """Return what ``compute`` gives for an image.
+
+        A shortcut that a network fails with is not taken again.
+
+        Args:
+            compute: The computation.
+            image: The image.
+            variant: What the computation depends on beside the image.
+        """
+        try:
+            return self._run_or_fall_back(compute, image, variant)
+        except OnStepError as carrier:
+            raise carrier.error from None
+
+    def avoid_fp16(self) -> bool:
+        """Take bf16 from now on in the place of fp16; return False where fp16 is not taken."""
+        if self.plan().predict != torch.float16:
+            return False
+        self._set_fast(replace(self.fast, precision="bf16"))
+        self.notes += ("this network's numbers are too large for fp16: bf16 is taken",)
+        return True
+
+    def _run_or_fall_back(
+        self, compute: Callable[[Tensor], Computed], image: Tensor, variant: Hashable
+    ) -> Computed:
+        try:
+            return self._run(compute, image, variant)
+        except (torch.OutOfMemoryError, ValueError, OnStepError):
+            raise
+        except Exception as error:
+            is_networks_own = not image.is_cuda and isinstance(error, RuntimeError)
+            if self.fast == NO_SHORTCUTS or is_networks_own:
+                raise
+            fast = self.fast
+            self._set_fast(NO_SHORTCUTS)
+            try:
+                computed = self._run(compute, image, variant)
+            except Exception:
+                self._set_fast(fast)
+                raise
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self.notes += (f"no shortcuts, this network fails with them ({reason})",)
+            return computed
+
+    def _run(
+        self, compute: Callable[[Tensor], Computed], image: Tensor, variant: Hashable
+    ) -> Computed:
+        with torch.cuda.device_of(image):  # kernels are started on the current device
+            if self.plan().runs("graphs"):
+                return self.graphs(compute, image, variant)
+            return compute(image)
+
+    def _set_fast(self, fast: Fast) -> None:
+        self.fast = fast
+        self.graphs = Graphs(self.model)

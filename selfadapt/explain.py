@@ -1,0 +1,102 @@
+"""What a method does with a network on this device, and why, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from inspect import signature
+from typing import TYPE_CHECKING
+
+import torch
+
+from selfadapt.losses import CrossEntropy, find_loss
+from selfadapt.steps import find_step_rule
+
+if TYPE_CHECKING:
+    from selfadapt.method import Method
+
+SHORTCUTS = {
+    "reuse": "frozen layers run once for all steps",
+    "precision": "16-bit numbers",
+    "channels_last": "channels of a pixel together in memory",
+    "kernels": "normalisation, sums and ReLU in one pass; the loss before upsampling",
+    "batches": "views of one size run together",
+    "graphs": "an image is recorded and replayed for the next of its size",
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Decisions, each with its reason, by topic."""
+
+    title: str
+    topics: dict[str, str]
+    shortcuts: dict[str, str]
+    """Why a shortcut does not run; empty where it does."""
+
+    def __str__(self) -> str:
+        lines = [self.title]
+        lines += [f"  {topic + ':':<15}{text}" for topic, text in self.topics.items()]
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.shortcuts.items():
+            reasons.setdefault(reason, []).append(name)
+        for name in reasons.pop("", ()):
+            lines.append(f"  {'runs:':<15}{name}: {SHORTCUTS[name]}")
+        lines += [f"  {'does not run:':<15}{', '.join(n)}: {why}" for why, n in reasons.items()]
+        return "\n".join(lines)
+
+
+def explain(method: Method) -> Explanation:
+    """Return which layers a method adapts and why, what is assumed, and which shortcuts run."""
+    model, interface, plan = method.model, method.interface, method.engine.plan()
+    device = method.engine.device
+    settings = {
+        name: getattr(method, name)
+        for name in (*signature(type(method)).parameters, "mode", "max_pixels", "compare")
+        if hasattr(method, name) and name not in ("model", "views", "interface", "fast", "adapt")
+    }
+    topics = {"settings": ", ".join(f"{name}={value!r}" for name, value in settings.items())}
+    spec = getattr(model, "spec", None)
+    if trained_on := getattr(spec, "trained_on", ""):
+        topics["trained on"] = trained_on
+    if method.selection is not None:
+        sizes = {name: value.numel() for name, value in model.named_parameters()}
+        tuned = sum(sizes[name] for name in method.selection.names)
+        share = f"{tuned / 1e6:.2f} of {sum(sizes.values()) / 1e6:.2f} million weights"
+        topics["adapts"] = f"{share}; {method.selection.reason}"
+    topics["SaN"] = str(method.san)
+    if views := getattr(method, "views", None):
+        topics["views"] = ", ".join(map(str, views))
+    is_assumed = any("normalised" in note for note in method.notes)
+    topics["input"] = (
+        f"{interface.channels} channels{' (BGR)' if interface.bgr else ''}, mean {interface.mean}, "
+        f"std {interface.std}{' (assumed)' if is_assumed else ''}"
+    )
+    if interface.size is not None:
+        size = f"resized to {interface.size[1]}x{interface.size[0]}, the only size it takes"
+    elif max(interface.divisor or 1, interface.minimum or 1) > 1:
+        size = f"padded to multiples of {interface.divisor}, at least {interface.minimum}"
+    else:
+        size = "any size"
+    topics["sizes"] = f"{size}; more than {method.max_pixels} pixels are scaled down"
+    if hasattr(method, "loss"):
+        topics["loss"] = _explain_loss(method, plan.runs("kernels"))
+        topics["step"] = getattr(find_step_rule(method.step), "__name__", "a function of your own")
+    half = {torch.float16: "fp16", torch.bfloat16: "bf16", None: "the network's own numbers"}
+    topics["computes in"] = f"{half[plan.predict]} to predict, {half[plan.adapt]} in steps"
+    if method.engine.notes:
+        topics["gave up"] = "; ".join(method.engine.notes)
+    shortcuts = {name: plan.reasons.get(name, "") for name in SHORTCUTS}
+    if method.selection is None:
+        shortcuts["reuse"] = "there are no steps"
+    title = f"{type(method).__name__} with {type(model).__name__} on {device}"
+    return Explanation(title, topics, shortcuts)
+
+
+def _explain_loss(method: Method, has_kernels: bool) -> str:
+    loss = find_loss(method.loss)  # type: ignore[attr-defined]
+    name = method.loss if isinstance(method.loss, str) else repr(loss)  # type: ignore[attr-defined]
+    if not has_kernels:
+        return f"{name}, on scores at full size"
+    if isinstance(loss, CrossEntropy):
+        return f"{name}, computed before scores are upsampled"
+    return f"{name}, on scores at full size: no kernel knows it, which costs time and memory"
