@@ -71,7 +71,7 @@ class SelfAdapt(Method):
         compare: Also predict with the network as trained, for before and after.
         fast: Take shortcuts to the same result, on a GPU with 16-bit arithmetic. False: none; in
             Python a ``Fast`` says which.
-        interface: What the network takes and gives, where that is not found out by itself.
+        interface: What the network takes and gives, where that is not detected.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
@@ -173,7 +173,7 @@ class SelfAdapt(Method):
     def _loss_for(self, target: Tensor, is_empty: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the loss of logits for a pseudo-label; without labels it has no gradient."""
         loss = find_loss(self.loss)
-        if isinstance(loss, CrossEntropy):  # has none by itself
+        if isinstance(loss, CrossEntropy):  # it has none there
             return lambda logits: loss(logits, target[None])
         return lambda logits: loss(torch.where(is_empty, logits.detach(), logits), target[None])
 

@@ -260,7 +260,7 @@ def parse_size(text: str) -> Size:
 
 
 def machine(device: torch.device) -> str:
-    """Say what computes, and with which versions."""
+    """Return what computes, and with which versions."""
     name = platform.processor() or platform.machine()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)

@@ -84,7 +84,7 @@ class Method(ABC):
         compare: Also predict with the network as trained, for before and after.
         fast: Take shortcuts to the same result, on a GPU with 16-bit arithmetic. False: none; in
             Python a ``Fast`` says which.
-        interface: What the network takes and gives, where that is not found out by itself.
+        interface: What the network takes and gives, where that is not detected.
     """
 
     selection: Selection | None = None

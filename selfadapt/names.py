@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Say whether the dotted ``name`` is, or lies inside, what ``pattern`` names.
+    """Return True if the dotted ``name`` is, or lies inside, what ``pattern`` names.
 
     Example:
         >>> matches("backbone.layer3.0.conv1.weight", "layer3")

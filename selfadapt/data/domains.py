@@ -8,7 +8,7 @@ from selfadapt.names import nearest
 
 
 def overlap(target: str, data: DataConfig) -> bool:
-    """Say whether a target domain and ``data`` have images in common."""
+    """Return True if a target domain and ``data`` have images in common."""
     if data.root and same_folder(target, data.root, nested=data.dataset == "folder"):
         return True
     dataset, _, split = target.partition("/")
@@ -33,7 +33,7 @@ def check_target(target: str) -> None:
 
 
 def same_folder(one: str, other: str, *, nested: bool) -> bool:
-    """Say whether two folders are the same; ``nested``: or one is in the other, and found there."""
+    """Return True if two folders are the same, or if ``nested`` one lies in the other."""
     a, b = (Path(path).expanduser().resolve() for path in (one, other))
     return a == b or (nested and (a.parent == b or b.parent == a))
 

@@ -36,7 +36,7 @@ class Layout:
     """A file in the folder that lists the numbers of the images in each split."""
 
     def has(self, root: Path, folder: str) -> bool:
-        """Say whether a split, kept in ``folder`` ("": it has none), can be told apart here."""
+        """Return True if a split, kept in ``folder`` ("": it has none), can be told apart here."""
         if folder and self.split_file and "{split}" not in self.images:
             return (root / self.split_file).is_file()
         return ("{split}" in self.images) == bool(folder)

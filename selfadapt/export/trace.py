@@ -94,7 +94,7 @@ def trace(
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern. None: the
             method's own.
         size: The only height and width the graph is to take. None: any.
-        interface: What the network takes and gives, where that is not found out by itself.
+        interface: What the network takes and gives, where that is not detected.
     """
     check_exportable(method)
     if size is not None:
@@ -208,5 +208,5 @@ def size_text(size: Size) -> str:
 
 
 def advice(size: Size | None) -> str:
-    """Say what may help where a graph for any size fails."""
+    """Return what may help where a graph for any size fails."""
     return "; give the one size it is for, such as --size 1024x512" if size is None else ""

@@ -32,7 +32,7 @@ FOREIGN = re.compile(r"hf:.+|(?!torchvision:|smp:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def is_foreign(name: str) -> bool:
-    """Say whether a name means a network that is opened, not built: a folder's, or a function's."""
+    """Return True if a name means a network that is opened, not built."""
     return FOREIGN.fullmatch(name) is not None or _smp_folder(name) is not None
 
 

@@ -75,7 +75,7 @@ def detect(model: nn.Module, given: Interface | None = None) -> Interface:
 
 
 def is_normalisation_said(model: nn.Module, given: Interface | None, channels: int) -> bool:
-    """Say whether anybody says how the input is normalised, or it is only assumed."""
+    """Return True if it is known how the input is normalised, not only assumed."""
     said = _filled(Interface() if given is None else given, _known(model))
     return all(len(numbers or ()) == channels for numbers in (said.mean, said.std))
 
@@ -203,7 +203,7 @@ def _count_run(order: dict[str, int], name: str, *_: Any) -> None:
 
 
 def _identical(one: Tensor, other: Tensor) -> bool:
-    """Say whether tensors have the same numbers, where NaN is one."""
+    """Return True if tensors have the same numbers, where NaN is one."""
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 

@@ -84,7 +84,7 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
 
 
 def _looks_like_safetensors(path: Path) -> bool:
-    """Say whether a file starts as safetensors do: the length of a JSON header, and the header."""
+    """Return True if a file starts as safetensors do: the length of a header, and the header."""
     with path.open("rb") as file:
         start = file.read(9)
     return start[8:] == b"{" and int.from_bytes(start[:8], "little") < path.stat().st_size
@@ -289,7 +289,7 @@ def _explained(fit: Fit, weights: Weights) -> str:
 
 
 def _suggestion(tensors: StateDict) -> str:
-    """Say which of our networks the tensors look like, if any."""
+    """Return which of our networks the tensors look like, if any."""
     fits = {}
     for name in MODELS:
         try:

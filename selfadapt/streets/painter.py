@@ -127,7 +127,7 @@ def _planes(seen: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _inside(pixels: np.ndarray, first: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Say which faces reach into the image and are not too small to see."""
+    """Return which faces reach into the image and are not too small to see."""
     low, high = np.minimum.reduceat(pixels, first), np.maximum.reduceat(pixels, first)
     inside = (high > 0).all(axis=1) & (low < (width, height)).all(axis=1)
     return inside & ((high - low).max(axis=1) > 0.7)

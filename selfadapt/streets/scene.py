@@ -123,7 +123,7 @@ class Street:
         return self.lamp_start + (self.lamp_every / 2 if side > 0 else 0)
 
     def at_crossing(self, z: float, before: float = 0.0, after: float = 0.0) -> bool:
-        """Say whether a place is within the side street, or so close to it."""
+        """Return True if a place is within the side street, or so close to it."""
         return self.crossing - before < z < self.crossing + CROSSING + after
 
     def skyline(self, side: int) -> np.ndarray:
@@ -136,7 +136,7 @@ class Street:
         return heights
 
     def is_free(self, x: float, z: float) -> bool:
-        """Say whether nothing stands within a metre of a place."""
+        """Return True if nothing stands within a metre of a place."""
         return not any(abs(x - a) < 1 and abs(z - b) < 1 for a, b in self.taken)
 
     def stand(self, thing: Thing, spot: list[Point] | None = None) -> None:
