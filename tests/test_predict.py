@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as PILImage
+from PIL.PngImagePlugin import PngImageFile
 from torch import Tensor
 
 import selfadapt
@@ -112,13 +113,13 @@ def test_streaming_writes_the_bytes_that_writing_directly_does(
 def test_a_file_is_decoded_once_for_a_colour_network(
     method: Any, images: list[Path], bases: list[Path], monkeypatch: Any
 ) -> None:
-    opened = []
-    real = PILImage.open
+    decoded = []
+    real = PngImageFile.load_prepare
     monkeypatch.setattr(
-        PILImage, "open", lambda path, **how: opened.append(path) or real(path, **how)
+        PngImageFile, "load_prepare", lambda file: decoded.append(file.filename) or real(file)
     )
     list(predict(method, images, bases))
-    assert opened == images
+    assert decoded == list(map(str, images))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
