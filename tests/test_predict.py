@@ -135,6 +135,23 @@ def test_a_method_reads_for_itself_what_is_not_in_colour(
         assert all(isinstance(image, Tensor) for image in method.images)
 
 
+def test_an_image_that_is_gone_before_its_overlay_is_written_fails_alone(
+    images: list[Path], bases: list[Path], monkeypatch: Any
+) -> None:
+    def vanish_then_write(masks: Any, image: Any, **how: Any) -> None:
+        if image == images[2]:
+            image.unlink()
+        write_result(masks, image, **how)
+
+    monkeypatch.setattr(module, "write_result", vanish_then_write)
+    method = selfadapt.create_method("san", seeded(lambda: TinyNet(channels=1)), compare=False)
+    outcomes = dict(predict(method, images, bases))
+    assert [path for path, outcome in outcomes.items() if isinstance(outcome, Exception)] == [
+        images[2]
+    ]
+    assert str(outcomes[images[2]]) == f"there is no image file {images[2]}"
+
+
 def test_bytes_hold_an_8_bit_image_and_no_other(images: list[Path], tmp_path: Path) -> None:
     levels = read_image(images[0])
     assert levels.dtype == torch.uint8

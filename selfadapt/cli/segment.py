@@ -21,8 +21,11 @@ from selfadapt.cli.verbs import Verb, json_argument, names_files, output_argumen
 from selfadapt.devices import process_number
 from selfadapt.extras import need
 from selfadapt.fast.graphs import RECORD_AT
+from selfadapt.forecast import forecast
 from selfadapt.journal import Journal
+from selfadapt.method import UNLIKE
 from selfadapt.models.spec import fingerprint
+from selfadapt.models.trained import OTHER_NETWORKS, trained_on
 from selfadapt.predict import (
     DEFAULT,
     OUTPUTS,
@@ -97,7 +100,11 @@ def _predict(args: Namespace) -> int:
             preparing = torch.cuda.is_available() and done < RECORD_AT
             bar(done, total, doing or ("preparing" if preparing else ""))
 
-        summary = Run(folder, journal, method, classes, inputs, show)()
+        run = Run(folder, journal, method, classes, inputs, show)
+        if not quiet and not args.json:
+            for line in (*trained_on(networks), *forecast(args.method, method, run.sizes())):
+                print(line, file=sys.stderr, flush=True)
+        summary = run()
     return 0 if summary is None else _tell(summary, args)
 
 
@@ -107,6 +114,8 @@ def _tell(summary: Summary, args: Namespace) -> int:
     if len(notes) > MOST_NOTES:
         more = f"{len(notes) - MOST_NOTES} more notes are in {summary.table}"
         notes = [*notes[:MOST_NOTES], more]
+    if UNLIKE in summary.notes:
+        notes.append(OTHER_NETWORKS)
     for note in notes if not args.quiet else ():
         print(f"note: {note}", file=sys.stderr)
     for file, reason in summary.failures.items():

@@ -7,12 +7,14 @@ started. The first makes the videos and the table when all is there.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from selfadapt.data.reading import size_of_file
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names
 from selfadapt.methods import Segments
@@ -21,8 +23,11 @@ from selfadapt.predict.inputs import Input
 from selfadapt.predict.record import PATIENCE, TABLE, Key, PredictFolder
 from selfadapt.predict.stream import Outcome, predict, stream
 from selfadapt.predict.table import append_to_table, write_table
-from selfadapt.predict.video import guess_num_frames
+from selfadapt.predict.video import guess_frame_size, guess_num_frames
+from selfadapt.views import Size
 
+MOST_LOOKED_AT = 200
+"""Files whose size is looked up to say what a run will take."""
 POLL = 0.5
 """Seconds between two looks at what the other processes have done."""
 Show = Callable[[int, int, str], None]
@@ -80,7 +85,7 @@ class Run:
     def __call__(self) -> Summary | None:
         """Do what is left to do; return what came of it all, in the first process."""
         start = time.monotonic()
-        left = [one for one in self.inputs if not self._complete(one) or self._lacks_labels(one)]
+        left = self._left()
         before = [one for one in self.inputs if one not in left and self._is_good(one)]
         mine = self._share(left)
         self._total = sum(self._size(one) for one in mine)
@@ -93,6 +98,27 @@ class Run:
             return None
         self._wait(left)
         return self._conclude(len(before), start)
+
+    def sizes(self) -> dict[Size, float]:
+        """Return how many images and frames of each size this process has to do.
+
+        Of many files some are looked at, and taken for all.
+        """
+        mine = self._share(self._left())
+        sample = mine[:: 1 + len(mine) // MOST_LOOKED_AT]
+        sizes: Counter[Size] = Counter()
+        for one in sample:
+            if not one.path.is_file():  # a pipe would be waited for
+                continue
+            try:
+                width, height = (guess_frame_size if one.is_video else size_of_file)(one.path)
+            except (ValueError, OSError):  # it is said where it is read
+                continue
+            sizes[height, width] += self._size(one)
+        return {size: number * len(mine) / len(sample) for size, number in sizes.items()}
+
+    def _left(self) -> list[Input]:
+        return [one for one in self.inputs if not self._complete(one) or self._lacks_labels(one)]
 
     def _complete(self, one: Input) -> bool:
         """Say whether there is nothing left to do for a file, as it is now."""

@@ -106,6 +106,17 @@ def guess_num_frames(path: Path) -> int:
         return 0
 
 
+def guess_frame_size(path: Path) -> tuple[int, int]:
+    """Return width and height of a video's frames, as it says, or raise ValueError."""
+    av = need("av", "video")
+    try:
+        with av.open(str(path)) as container:
+            source = container.streams.video[0]
+            return source.width, source.height
+    except (av.error.FFmpegError, LookupError) as error:
+        raise ValueError(f"{path} does not say what size its frames have") from error
+
+
 def _rate(source: Any) -> Fraction:
     return source.average_rate or source.guessed_rate or USUAL_RATE
 
