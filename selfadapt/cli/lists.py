@@ -130,8 +130,8 @@ ADDRESSES = """any other network, by address:
   hf:OWNER/NAME or hf:FOLDER        a network on the Hugging Face hub, or in a folder
   my_module:my_function             code of your own on the Python path; needs --trust"""
 
-FETCHED = """--model ADDRESS fetches one of them the first time, and keeps it in the library's own cache.
-Terms of the images it was trained on may add to those of its weights."""
+FETCHED = """--model ADDRESS fetches one of them, once, into the library's own cache. Terms of the
+images it was trained on may add to those of its weights."""
 
 LIST_METHODS = Verb(
     "List the methods, or the settings of one.",
