@@ -14,6 +14,8 @@ from selfadapt.views import Size
 LONG = 10.0
 """Seconds an image from which on it is said what would be faster."""
 FEW_STEPS = 3
+LEAST_PIXELS = 100_000
+"""An image is not to be made smaller than this: little would be seen on it."""
 WORTH_IT = 0.75
 """The most of the time that what is called faster may take."""
 
@@ -81,8 +83,8 @@ def faster(method: Segments, size: Size) -> dict[str, float]:
         short: Any = copy.copy(method)
         short.steps = FEW_STEPS
         ways[f"--steps {FEW_STEPS}"] = short.estimate(height, width).seconds
-    if getattr(method, "mode", "") == "paper":
-        fewer = min(height * width, method.max_pixels) // 4
+    fewer = min(height * width, method.max_pixels) // 4
+    if getattr(method, "mode", "") == "paper" and fewer >= LEAST_PIXELS:
         shrunk = (fewer / (height * width)) ** 0.5
         smaller = round(height * shrunk), round(width * shrunk)
         time = method.estimate(*smaller).seconds  # type: ignore[attr-defined]

@@ -66,6 +66,12 @@ def test_what_is_not_faster_is_not_named() -> None:
     assert total_seconds(Timed(budget_ms=3000), {HD: 2}) == pytest.approx(2 * 13)
 
 
+def test_small_images_are_not_to_be_made_smaller() -> None:
+    slow = Timed(steps=100)
+    assert "--max-pixels 100000" in forecast("self-adapt", slow, {(500, 800): 1})[1]
+    assert "--max-pixels" not in forecast("self-adapt", slow, {(480, 800): 1})[1]
+
+
 def test_an_ensemble_is_the_sum_of_its_members() -> None:
     members = [seeded(TinyNet), seeded(TinyNet, seed=1)]
     ensemble = selfadapt.create_method("ensemble", members)

@@ -507,6 +507,20 @@ def test_what_is_asked_wrongly_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_images_that_are_scaled_down_are_noted_once(
+    photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    to_pil(random_image(48, 40)).save(photos / "high.png")
+    command = ("predict", photos, *NET, "--max-pixels", 600, "-o", tmp_path / "out")
+    assert run_cli(*command) == 0
+    table_path = tmp_path / "out" / "predictions.csv"
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert notes == [f"note: 7 images were scaled down to be segmented, see {table_path}"]
+    assert "segmented at" in table(tmp_path / "out")["high.png"]["notes"]
+    assert run_cli("predict", photos / "0.png", *command[2:-1], tmp_path / "one") == 0
+    assert "note: segmented at 31x18, the image is 40x24" in capsys.readouterr().err
+
+
 # rows at once
 
 

@@ -37,6 +37,8 @@ from selfadapt.predict import (
     find_inputs,
 )
 
+SCALED = "segmented at "
+"""How the note of an image begins that had more pixels than are segmented."""
 MOST_NOTES = 20
 """How many notes are printed."""
 
@@ -110,7 +112,16 @@ def _predict(args: Namespace) -> int:
 
 def _tell(summary: Summary, args: Namespace) -> int:
     """Print what came of a run; return 1 if something failed, else 0."""
-    notes = [_about(note, files, summary.num_files) for note, files in summary.notes.items()]
+    scaled = [note for note in summary.notes if note.startswith(SCALED)]
+    several = scaled if len(scaled) > 1 else []  # one for each size that images have
+    notes = [
+        _about(note, files, summary.num_files)
+        for note, files in summary.notes.items()
+        if note not in several
+    ]
+    if several:
+        number = sum(len(summary.notes[note]) for note in several)
+        notes.append(f"{number} images were scaled down to be segmented, see {summary.table}")
     if len(notes) > MOST_NOTES:
         more = f"{len(notes) - MOST_NOTES} more notes are in {summary.table}"
         notes = [*notes[:MOST_NOTES], more]
