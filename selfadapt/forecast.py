@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from selfadapt.cost import duration
+from selfadapt.cost import PIECE, duration
 from selfadapt.methods import Segments
 from selfadapt.views import Size
 
@@ -39,8 +39,15 @@ def image_seconds(method: Segments, size: Size) -> float | None:
     return float(min(estimate.seconds, budget_ms / 1000 + estimate.plain_seconds))
 
 
+def is_short(sizes: Mapping[Size, float]) -> bool:
+    """Return True for so few pixels that measuring would take as long as the run."""
+    return sum(height * width * number for (height, width), number in sizes.items()) < PIECE**2
+
+
 def total_seconds(method: Segments, sizes: Mapping[Size, float]) -> float | None:
     """Return what so many images of some sizes will take, about; None where that is not known."""
+    if is_short(sizes):
+        return None
     times = [(image_seconds(method, size), number) for size, number in sizes.items()]
     return None if None in dict(times) else sum((each or 0.0) * number for each, number in times)
 
@@ -54,7 +61,7 @@ def forecast(name: str, method: Segments, sizes: Mapping[Size, float]) -> list[s
         sizes: How many images there are of each size.
     """
     total = total_seconds(method, sizes)
-    if not sizes or total is None:
+    if total is None:
         return []
     height, width = Counter(sizes).most_common(1)[0][0]
     seconds = image_seconds(method, (height, width)) or 0.0

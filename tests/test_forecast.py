@@ -51,11 +51,16 @@ def test_a_long_run_is_said_with_what_would_be_faster() -> None:
 
 
 def test_a_short_run_is_said_in_one_line() -> None:
-    line = "self-adapt: an image of 64x36 pixels takes about 0.6 s on this CPU"
-    assert forecast("self-adapt", Timed(), {(36, 64): 1}) == [line]
-    mixed = {(36, 64): 2, HD: 1}  # the usual size is named, and all are counted
-    assert forecast("self-adapt", Timed(), mixed) == [f"{line}, all 3 take about 4 min"]
+    line = "self-adapt: an image of 320x240 pixels takes about 4.2 s on this CPU"
+    assert forecast("self-adapt", Timed(steps=1), {(240, 320): 1}) == [line]
+    mixed = {(240, 320): 2, HD: 1}  # the usual size is named, and all are counted
+    assert forecast("self-adapt", Timed(steps=1), mixed) == [f"{line}, all 3 take about 58 s"]
+
+
+def test_of_a_few_pixels_nothing_is_measured() -> None:
     assert forecast("self-adapt", Timed(), {}) == []
+    assert forecast("self-adapt", Timed(), {(64, 64): 15}) == []
+    assert forecast("self-adapt", Timed(), {(64, 64): 16}) != []
 
 
 def test_what_is_not_faster_is_not_named() -> None:
@@ -91,10 +96,10 @@ def photos(tmp_path: Path) -> Path:
     folder = tmp_path / "photos"
     folder.mkdir()
     for number in range(3):
-        to_pil(random_image(24, 40, seed=number)).save(folder / f"{number}.png")
+        to_pil(random_image(96, 176, seed=number)).save(folder / f"{number}.png")
     turned = PILImage.Exif()
     turned[274] = 6
-    to_pil(random_image(40, 24)).save(folder / "turned.jpg", exif=turned)
+    to_pil(random_image(176, 96)).save(folder / "turned.jpg", exif=turned)
     return folder
 
 
@@ -108,7 +113,7 @@ def test_predict_says_what_it_will_take_before_the_first_image(
     assert trained == (
         "the network was trained on rendered streets by day (the built-in world), not photographs"
     )
-    assert times.startswith("self-adapt: an image of 40x24 pixels takes about ")
+    assert times.startswith("self-adapt: an image of 176x96 pixels takes about ")
     assert ", all 4 take about " in times
     for quiet in ("--quiet", "--json"):
         assert run_cli(*command, "-o", tmp_path / quiet, quiet) == 1
@@ -127,7 +132,10 @@ def test_the_demo_says_what_it_will_take(photos: Path, tmp_path: Path, capsys: A
 
 
 def test_evaluate_says_what_it_will_take(tmp_path: Path, capsys: Any) -> None:
-    roots = [write_domain(tmp_path / name, 3, seed) for seed, name in enumerate("vt")]
+    roots = [
+        write_domain(tmp_path / name, 3, seed, sizes=((192, 128),))
+        for seed, name in enumerate("vt")
+    ]
     recipe = {
         "networks": {"streets": {"place": "streets"}},
         "classes": ["road", "car", "sky"],

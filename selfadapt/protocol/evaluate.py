@@ -37,7 +37,7 @@ from selfadapt.cost import duration
 from selfadapt.data import Sample
 from selfadapt.devices import find_device, process_number
 from selfadapt.engine.network import described
-from selfadapt.forecast import image_seconds
+from selfadapt.forecast import image_seconds, is_short
 from selfadapt.images import enlarged, read_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names
@@ -202,6 +202,8 @@ class Evaluation:
         for domain in self.domains[: 1 if only_tune else None]:
             width, height = domain.data[0].image.size if len(domain.data) else (0, 0)
             size = round(height * domain.config.scale), round(width * domain.config.scale)
+            if is_short({size: len(domain.data)}):
+                continue
             total = num_trials = 0.0
             for method in self.config.methods:
                 tried = num_candidates(method) if domain is self.domains[0] else 0
