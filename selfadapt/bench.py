@@ -20,6 +20,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from selfadapt.cost import duration
 from selfadapt.engine import NO_SHORTCUTS, Fast
 from selfadapt.engine.settings import Precision
 from selfadapt.files import make_folder, written_whole
+from selfadapt.forecast import image_seconds
 from selfadapt.methods import Segments, create_method
 from selfadapt.models.create import create_model
 from selfadapt.version import __version__
@@ -144,6 +147,8 @@ def run_bench(
         except ModuleNotFoundError as error:
             say(f"{network} is left out: {error}")
             continue
+        if (total := bench_seconds(model, parsed, steps, adapt, repeats, seconds)) is not None:
+            say(f"{network} takes about {duration(total)} on this CPU")
         counts = [(work, count_operations(work, model)) for work in works(steps, adapt, half)]
         for name, size in zip(sizes, parsed, strict=True):
             block = []
@@ -161,6 +166,30 @@ def run_bench(
                 keep([*rows, *compared(block)])
             rows += compared(block)
     return rows
+
+
+def bench_seconds(
+    model: nn.Module,
+    sizes: Sequence[Size],
+    steps: Sequence[int],
+    adapt: Sequence[str] | None,
+    repeats: int,
+    seconds: float,
+) -> float | None:
+    """Return what the bench of a network takes on a CPU, about; None on a GPU."""
+    method: Any = create_method("self-adapt", model, adapt=adapt, compare=False)
+    passes = {"BatchNorm forward": 1, "SaN forward": 1}
+    total = 0.0
+    for size in sizes:
+        for work in works(steps, adapt):
+            method.steps = work.settings.get("steps", 2 if "preset" in work.settings else 0)
+            each = image_seconds(method, size)
+            if each is None:
+                return None
+            if work.name in passes:
+                each = method.estimate(*size).plain_seconds
+            total += each * max(2, min(1 + repeats, ceil(seconds / each)))  # see _time
+    return total
 
 
 def compared(block: Sequence[Timing]) -> list[Timing]:

@@ -13,8 +13,12 @@ from selfadapt.views import size_of
 
 LARGE = 2**20
 """From so many pixels on it is checked whether there is enough memory."""
-PIECE = 128
-"""Sides of the piece in pixels: a ResNet-50 takes a second or two for it."""
+PIECE = 256
+"""Sides of the piece in pixels: a ResNet-50 takes a second or two for it. On a smaller one the deep
+layers of many networks take twice as long for a pixel as on a photograph."""
+ENOUGH, MOST_RUNS = 0.3, 4
+"""Seconds and runs, after either of which no more than two runs are timed. The fastest counts: the
+first one also prepares, and on a busy machine some wait for their turn."""
 
 
 @dataclass(frozen=True)
@@ -60,24 +64,25 @@ def measure(make: Callable[[], Network], image: Tensor) -> Rates:
         return tensor
 
     def seconds(run: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
+        times: list[float] = []
+        while len(times) < 2 or (len(times) < MOST_RUNS and sum(times) < ENOUGH):
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+        return min(times)
 
-    seconds(lambda: network.logits(image))  # the first run also prepares
-    forward = seconds(lambda: network.logits(image))
-    step, scores = 0.0, network.logits(image)
+    def take_step() -> None:
+        network.step(image, lambda logits: logits.square().mean(), lr=1e-12)
+
+    scores = [torch.empty(0)]
+    forward, step = seconds(lambda: scores.append(network.logits(image))), 0.0
     if network.tuned:
-
-        def take_step() -> None:
-            network.step(image, lambda logits: logits.square().mean(), lr=1e-12)
-
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             take_step()
-        step = seconds(take_step)
+        step = seconds(take_step)  # the first one has also run what is reused
     weights = sum(value.nbytes for value in network.model.parameters())
     kept = max(0, sum(saved.values()) - weights)
-    return Rates(forward / pixels, step / pixels, scores.nbytes / pixels, kept / pixels)
+    return Rates(forward / pixels, step / pixels, scores[-1].nbytes / pixels, kept / pixels)
 
 
 def estimate(rates: Rates, pixels: float, passes: float, steps: float) -> Estimate:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image as PILImage
 from PIL import ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from selfadapt.pseudo import IGNORE
@@ -23,6 +24,8 @@ ONE_IMAGE = (
     "images have two dimensions and are adapted to one at a time: segment several images one after "
     "the other, and a volume slice by slice, [method(volume[z]) for z in range(len(volume))]"
 )
+SUBFILE_TYPE, COPY, MASK = 254, 1, 4
+"""Tag of a TIFF that says what a picture in it is, and its bits for a smaller copy and a mask."""
 ROUNDING = 1e-3
 """How far the values of a float image may lie outside of [0, 1], as resizing leaves them."""
 
@@ -77,6 +80,25 @@ def read_image(image: Path | PILImage.Image) -> Tensor:
     numbers of them as of the image.
     """
     return _from_file(image, 3, None) if isinstance(image, Path) else _from_pil(image, 3, None)
+
+
+def num_pictures(path: Path) -> int:
+    """Return how many pictures a TIFF, GIF, WebP or PNG has; 1 for any other file.
+
+    Smaller copies of the first one, as in the pyramids of aerial images, do not count.
+    """
+    try:
+        with PILImage.open(path, formats=("TIFF", "GIF", "WEBP", "PNG")) as picture:
+            number: int = getattr(picture, "n_frames", 1)
+            if not isinstance(picture, TiffImageFile):
+                return number
+            num_copies = 0
+            for index in range(1, number):
+                picture.seek(index)
+                num_copies += bool(picture.tag_v2.get(SUBFILE_TYPE, 0) & (COPY | MASK))
+            return number - num_copies
+    except Exception:  # not one of these, or damaged, which is said where it is read
+        return 1
 
 
 def _unit(image: Tensor) -> Tensor:

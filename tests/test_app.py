@@ -12,6 +12,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,18 @@ def test_large_maps_are_thinned_out_for_the_page() -> None:
     assert small.flatten().bincount().tolist() == [533, 534, 533]
     assert (pictures.at_size(small, (2, 3000)) != label).sum() <= 8
     assert pictures.photo(torch.rand(3, 20, 3200)).size == (1600, 10)
+
+
+def test_the_legend_leaves_out_classes_of_a_few_pixels_that_stay() -> None:
+    before, after = torch.zeros(100, 100).long(), torch.zeros(100, 100).long()
+    before[0, :30], after[0, :28] = 1, 1  # 0.3 % before and after
+    before[1, :10], after[1, :49] = 2, 2  # 0.1 % and 0.5 %
+    specks = outcome(names=("road", "pole", "sign"), label=after, source_label=before)
+    table = charts.legend(specks)
+    assert "pole" not in table
+    assert "<td>0.1%</td><td>0.5%</td><td>+0.4</td>" in table
+    two = outcome(names=("background", "lesion"), label=after.clamp(max=1), source_label=before)
+    assert "lesion" in charts.legend(replace(two, source_label=before.clamp(max=1)))
 
 
 def test_the_legend_says_what_classes_had_and_have() -> None:

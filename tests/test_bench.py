@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,13 @@ def test_a_bench_that_is_there_is_not_replaced(tmp_path: Path, capsys: Any) -> N
 
 def test_rows_are_kept_as_they_come() -> None:
     kept: list[int] = []
+    said: list[str] = []
     run_bench(
         ["deeplabv1_resnet18_slim"], ["32x32", "48x32"], [1], device=torch.device("cpu"),
-        repeats=1, say=lambda _: None, keep=lambda rows: kept.append(len(rows)),
+        repeats=1, say=said.append, keep=lambda rows: kept.append(len(rows)),
     )  # fmt: skip
     assert kept == list(range(1, 13))
+    assert re.fullmatch(r"deeplabv1_resnet18_slim takes about \S+ s on this CPU", said[1])
 
 
 def test_a_network_that_cannot_be_built_is_left_out(monkeypatch: Any) -> None:

@@ -182,6 +182,12 @@ def test_tables_mark_the_best_the_gains_and_the_losses() -> None:
     assert [row[3].tone for row in cells] == ["best", "", ""]
 
 
+def test_a_gain_too_small_to_be_written_is_none() -> None:
+    rows = [Standing("source", 0.5, 0.1, 9), Standing("a", 0.4999, 0.2, 9)]
+    cell = standings("night", rows).rows[1][2]
+    assert cell == ("+0.0", "")
+
+
 def test_the_mean_is_that_of_the_looks() -> None:
     looks = {"haze": [Standing("source", 0.5, 0.1, 10)], "rain": [Standing("source", 0.3, 0.3, 30)]}
     table = across(looks)

@@ -79,6 +79,48 @@ def test_images_that_the_network_knows_nothing_of_are_noted(streets: nn.Module) 
             assert UNLIKE in method(View(scale).make(load_image(Path(file)))).notes
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of photographs as people have them: one from each place, in several formats."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name, suffix, picture in zip(
+        FOLDERS, ("jpg", "png", "webp", "tif", "jpg", "bmp", "png"), photographs(7), strict=True
+    ):
+        picture.save(folder / f"{name}.{suffix}")
+    return folder
+
+
+def test_photographs_are_predicted(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out"
+    words = ("--model", "streets", "--steps", 1, "--max-pixels", 40_000, "--device", "cpu")
+    assert run_cli("predict", folder, *words, "-o", out, "--outputs", "label", "panel") == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert 0 < len(notes) <= 3, notes  # scaled down, unlike those it was trained on, what else
+    with (out / "predictions.csv").open(newline="") as file:
+        rows = {row["output"]: row for row in csv.DictReader(file)}
+    assert sorted(rows) == sorted(FOLDERS)
+    for name, row in rows.items():
+        assert row["status"] == "done"
+        with PILImage.open(row["file"]) as picture, PILImage.open(out / f"{name}_label.png") as it:
+            assert it.size == picture.size == (int(row["width"]), int(row["height"]))
+    unlike = {name for name, row in rows.items() if UNLIKE in row["notes"]}
+    assert unlike >= {"drive"}
+    assert "camvid" not in unlike
+
+
+def test_photographs_are_shown_in_the_demo(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfadapt.demo.run.SIDE", 200)
+    files = [folder / "camvid.jpg", folder / "wild.tif", folder / "drive.bmp"]
+    words = ("--steps", 1, "--device", "cpu", "-o", tmp_path / "out")
+    assert run_cli("demo", "--image", *files, *words) == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("<figure>") == 5 * len(files)
+    assert all(f"<h2>{file.name}</h2>" in page for file in files)
+
+
 def test_photographs_are_evaluated(tmp_path: Path) -> None:
     def domain(name: str, scale: float) -> dict[str, Any]:
         root = {"dataset": "folder", "root": str(needs_data("street", name)), "split": "all"}

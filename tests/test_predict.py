@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as PILImage
+from PIL.PngImagePlugin import PngImageFile
 from torch import Tensor
 
 import selfadapt
@@ -112,13 +113,13 @@ def test_streaming_writes_the_bytes_that_writing_directly_does(
 def test_a_file_is_decoded_once_for_a_colour_network(
     method: Any, images: list[Path], bases: list[Path], monkeypatch: Any
 ) -> None:
-    opened = []
-    real = PILImage.open
+    decoded = []
+    real = PngImageFile.load_prepare
     monkeypatch.setattr(
-        PILImage, "open", lambda path, **how: opened.append(path) or real(path, **how)
+        PngImageFile, "load_prepare", lambda file: decoded.append(file.filename) or real(file)
     )
     list(predict(method, images, bases))
-    assert opened == images
+    assert decoded == list(map(str, images))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -132,6 +133,23 @@ def test_a_method_reads_for_itself_what_is_not_in_colour(
         assert method.images == images
     else:
         assert all(isinstance(image, Tensor) for image in method.images)
+
+
+def test_an_image_that_is_gone_before_its_overlay_is_written_fails_alone(
+    images: list[Path], bases: list[Path], monkeypatch: Any
+) -> None:
+    def vanish_then_write(masks: Any, image: Any, **how: Any) -> None:
+        if image == images[2]:
+            image.unlink()
+        write_result(masks, image, **how)
+
+    monkeypatch.setattr(module, "write_result", vanish_then_write)
+    method = selfadapt.create_method("san", seeded(lambda: TinyNet(channels=1)), compare=False)
+    outcomes = dict(predict(method, images, bases))
+    assert [path for path, outcome in outcomes.items() if isinstance(outcome, Exception)] == [
+        images[2]
+    ]
+    assert str(outcomes[images[2]]) == f"there is no image file {images[2]}"
 
 
 def test_bytes_hold_an_8_bit_image_and_no_other(images: list[Path], tmp_path: Path) -> None:

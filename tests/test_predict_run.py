@@ -19,9 +19,10 @@ from PIL import Image as PILImage
 from conftest import random_image
 from runs import run_cli, start_cli
 from selfadapt.baselines import SaNOnly
-from selfadapt.images import to_pil
+from selfadapt.images import num_pictures, to_pil
 from selfadapt.predict.inputs import find_inputs
 from selfadapt.predict.outputs import write_result
+from selfadapt.predict.record import PredictFolder
 
 NET = ("--model", "streets", "--method", "san", "--device", "cpu")
 SECONDS = 60
@@ -504,3 +505,153 @@ def test_what_is_asked_wrongly_leaves_nothing(
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_images_that_are_scaled_down_are_noted_once(
+    photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    to_pil(random_image(48, 40)).save(photos / "high.png")
+    command = ("predict", photos, *NET, "--max-pixels", 600, "-o", tmp_path / "out")
+    assert run_cli(*command) == 0
+    table_path = tmp_path / "out" / "predictions.csv"
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert notes == [f"note: 7 images were scaled down to be segmented, see {table_path}"]
+    assert "segmented at" in table(tmp_path / "out")["high.png"]["notes"]
+    assert run_cli("predict", photos / "0.png", *command[2:-1], tmp_path / "one") == 0
+    assert "note: segmented at 31x18, the image is 40x24" in capsys.readouterr().err
+
+
+# rows at once
+
+
+def test_a_row_is_there_while_the_next_image_is_segmented(
+    photos: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    real, rows = SaNOnly._compute, []
+
+    def wait_for_the_row_before(*args: Any) -> Any:
+        start = time.monotonic()
+        while len(table(tmp_path / "out")) < len(rows) and time.monotonic() - start < SECONDS:
+            time.sleep(0.01)
+        rows.append(list(table(tmp_path / "out")))
+        return real(*args)
+
+    monkeypatch.setattr(SaNOnly, "_compute", wait_for_the_row_before)
+    assert run_cli("predict", photos, *NET, "-o", tmp_path / "out") == 0
+    names = [f"{number}.png" for number in range(6)]
+    assert [sorted(row) for row in rows] == [names[:number] for number in range(6)]
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_the_table_has_what_is_done_however_the_run_ends(end: int, tmp_path: Path) -> None:
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    to_pil(random_image(24, 40)).save(photos / "=1+1.png")
+    to_pil(random_image(640, 960)).save(photos / "large.png")
+    command = ("predict", photos, "--model", "streets", "--steps", 500, "-o", out, "--quiet")
+    process = start_cli(*command)
+    wait_for(lambda: (out / "predictions.csv").exists() and "=1+1.png" in table(out), process)
+    os.killpg(process.pid, end)
+    process.communicate()
+    assert process.returncode == -end
+    assert table(out)["=1+1.png"]["status"] == "done"
+    assert len(list(out.glob("*.png"))) == 4
+    (photos / "large.png").unlink()
+    assert run_cli(*command) == 0
+    assert list(table(out)) == ["=1+1.png"]
+
+
+def test_a_row_of_unknown_classes_has_shares_too(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos / "0.png").write_text("no image")
+    (tmp_path / "nameless.py").write_text(
+        "import torch\ndef net():\n    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("--model", "nameless:net", "--trust", "--method", "source", "--device", "cpu")
+    assert run_cli("predict", photos, *words, "-o", tmp_path / "out") == 1
+    rows = table(tmp_path / "out")
+    assert len(rows) == 6
+    assert rows["0.png"]["share_class 3"] == ""
+    shares = [float(rows["1.png"][f"share_class {index}"]) for index in range(4)]
+    assert sum(shares) == pytest.approx(1, abs=1e-5)
+
+
+def test_no_cell_of_the_table_is_a_formula(photos: Path, tmp_path: Path, calls: list[Any]) -> None:
+    for number, name in enumerate(("=1+1", "+1", "-1", "@a", "a=1")):
+        (photos / f"{number}.png").rename(photos / f"{name}.png")
+    command = ("predict", photos, *NET, "-o", tmp_path / "out")
+    for _ in range(2):  # what is there already is written anew
+        assert run_cli(*command) == 0
+        assert len(calls) == 6
+        with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {row["output"] for row in rows} == {"'=1+1", "'+1", "'-1", "'@a", "a=1", "5"}
+        assert all(row["output"].lstrip("'") == Path(row["file"]).stem for row in rows)
+
+
+# links
+
+
+def test_links_to_folders_above_are_followed_once(photos: Path) -> None:
+    (photos / "self").symlink_to(".")
+    (photos / "again").symlink_to(photos)  # two of them would be followed 2 ** 40 times
+    (photos / "deep").mkdir()
+    to_pil(random_image(16, 16)).save(photos / "deep" / "a.png")
+    inputs = find_inputs([f"{photos}/**/*.png"])
+    names = [f"{number}.png" for number in range(6)]
+    assert [str(one.path.relative_to(photos)) for one in inputs] == [*names, "deep/a.png"]
+
+
+def test_a_file_that_links_lead_to_is_segmented_once(photos: Path, tmp_path: Path) -> None:
+    (photos / "-first.png").symlink_to("0.png")
+    (tmp_path / "linked").symlink_to(photos)
+    names = [path.name for path in sorted(photos.iterdir())]
+    found = find_inputs([photos, tmp_path / "linked", f"{tmp_path}/*/?.png"])
+    assert sorted(one.path.name for one in found) == names[1:]
+    assert {one.path.parent for one in found} == {photos}
+    assert find_inputs([photos / "-first.png", photos])[0].path.name == names[0]
+    inside = find_inputs([f"{tmp_path}/l*/**/*.png"])  # a folder that only a link leads to
+    assert len(inside) == 6
+
+
+# what is not as it seems
+
+
+@pytest.mark.parametrize("kind", ["tif", "gif", "webp", "png"])
+def test_of_several_pictures_in_a_file_the_first_is_taken_and_it_is_said(
+    kind: str, tmp_path: Path, capsys: Any
+) -> None:
+    pictures = [to_pil(random_image(24, 40, seed=number)) for number in range(3)]
+    pictures[0].save(tmp_path / f"a.{kind}", save_all=True, append_images=pictures[1:])
+    pictures[0].save(tmp_path / f"b.{kind}")
+    (tmp_path / "c.gif").write_bytes(b"GIF89a and no more")
+    out = tmp_path / "out"
+    assert run_cli("predict", *sorted(tmp_path.glob("?.*")), *NET, "-o", out) == 1
+    note = "the file has 3 pictures, and the first is segmented"
+    assert f"a.{kind}: {note}" in capsys.readouterr().err
+    assert note in table(out)[f"a.{kind}"]["notes"]
+    assert note not in table(out)[f"b.{kind}"]["notes"]
+
+
+def test_smaller_copies_in_a_tiff_are_no_pictures_of_their_own(tmp_path: Path) -> None:
+    large, small = (to_pil(random_image(size, size)) for size in (64, 32))
+    small.encoderinfo = {"tiffinfo": {254: 1}}
+    large.save(tmp_path / "pyramid.tif", save_all=True, append_images=[small])
+    assert PILImage.open(tmp_path / "pyramid.tif").n_frames == 2
+    assert num_pictures(tmp_path / "pyramid.tif") == 1
+
+
+def test_images_that_vanish_fail_alone(photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def vanish_then_plan(folder: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = plan(folder, *args, **kwargs)
+        (photos / "2.png").unlink()
+        return inputs
+
+    plan = PredictFolder.plan
+    monkeypatch.setattr(PredictFolder, "plan", vanish_then_plan)
+    assert run_cli("predict", photos, *NET, "-o", tmp_path / "out") == 1
+    rows = table(tmp_path / "out")
+    assert [name for name, row in rows.items() if row["status"] == "failed"] == ["2.png"]
+    assert rows["2.png"]["reason"] == f"there is no image file {photos / '2.png'}"

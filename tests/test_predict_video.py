@@ -19,6 +19,8 @@ from conftest import random_image
 from runs import run_cli, start_cli
 from selfadapt.baselines import SaNOnly
 from selfadapt.images import to_pil
+from selfadapt.predict.frames import VideoWork
+from selfadapt.predict.record import PredictFolder
 from selfadapt.predict.video import Reading, read_frames
 
 NET = ("--model", "streets", "--method", "san", "--device", "cpu")
@@ -98,6 +100,30 @@ def test_a_video_that_cannot_be_written_does_not_stop_the_rest(
     assert run_cli("predict", video, tmp_path / "z.png", *NET, "-o", out) == 1
     assert "no video could be made of it: Invalid argument" in capsys.readouterr().err
     assert (out / "z_label.png").exists()
+
+
+@pytest.mark.parametrize("when", ["planned", "segmented"])
+def test_a_video_that_vanishes_does_not_stop_the_rest(
+    when: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    film = write_video(tmp_path / "b.mp4")
+    for name in ("a.png", "c.png"):
+        to_pil(random_image(16, 16)).save(tmp_path / name)
+    unit = (PredictFolder, "open") if when == "planned" else (VideoWork, "finish")
+    real = getattr(*unit)
+    monkeypatch.setattr(
+        *unit, lambda *args, **how: film.unlink(missing_ok=True) or real(*args, **how)
+    )
+    assert run_cli("predict", tmp_path, *NET, "-o", tmp_path / "out") == 1
+    captured = capsys.readouterr()
+    assert "2 of 3 images segmented" in captured.out
+    reason = f"there is no video {film}"
+    if when == "segmented":
+        reason = f"no video could be made of its frames: {reason}"
+    assert captured.err.splitlines()[-1] == f"not done: {reason}"
+    with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
+        reasons = {Path(row["file"]).name: row["reason"] for row in csv.DictReader(file)}
+    assert reasons == {"a.png": "", "b.mp4": reason, "c.png": ""}
 
 
 def test_labels_that_are_gone_are_made_again(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from selfadapt.labels import class_colors
 
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 360, 170, 48, 12, 24
 """Size of a curve's picture, and of the margins around the curve."""
+SPECK = 0.005
+"""A class with a smaller share of the pixels is not listed, unless that share changes."""
 
 
 def areas(label: Tensor, num_classes: int) -> list[float]:
@@ -34,10 +36,15 @@ def legend(outcome: Outcome) -> str:
         f'<tr><td><i style="background:rgb{color}"></i>{escape(name)}</td>'
         f"<td>{_percent(old)}</td><td>{_percent(new)}</td><td>{_change(old, new)}</td></tr>"
         for name, color, old, new in zip(names, class_colors(names), before, after, strict=True)
-        if old or new
+        if (old or new) and not (len(names) > 2 and _is_speck(old, new))
     ]
     head = "<tr><th>class</th><th>before</th><th>after</th><th>change</th></tr>"
     return f'<table class="legend">{head}{"".join(rows)}</table>'
+
+
+def _is_speck(before: float | None, after: float) -> bool:
+    """Return True for a class of a few pixels that stay as many."""
+    return max(before or 0.0, after) < SPECK and _change(before, after) in ("", "+0.0")
 
 
 def _percent(share: float | None) -> str:

@@ -1,6 +1,7 @@
 """``selfadapt methods`` and ``selfadapt models``: what there is."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from selfadapt.cli.opening import NOT_FLAGS, SHIPPED, setting_texts
 from selfadapt.cli.verbs import Verb, json_argument
 from selfadapt.methods import check_method, settings_of, summary_of
 from selfadapt.models.families import adapted_parameters
+from selfadapt.models.trained import TRAINED
 from selfadapt.norm import find_san
 
 
@@ -49,7 +51,16 @@ def _method(name: str) -> dict[str, Any]:
     return {"summary": summary_of(name), "settings": settings}
 
 
+def _models_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--trained", action="store_true", help="List published networks that are trained already."
+    )
+    json_argument(parser)
+
+
 def _models(args: Namespace) -> int:
+    if args.trained:
+        return _trained(args)
     if args.json:
         print(json.dumps({name: _model(name) for name in MODELS}))
         return 0
@@ -70,8 +81,24 @@ def _models(args: Namespace) -> int:
         for option, values in options.items():
             print(f"  {option:11} {' | '.join(values)}")
         print()
-    print(f"{SHIPPED}: a small deeplabv1 that comes with the package, trained on its own streets\n")
+    print(f"{SHIPPED}: a small deeplabv1 that comes with the package, trained on its own streets")
+    print("trained networks to fetch: selfadapt models --trained\n")
     print(ADDRESSES)
+    return 0
+
+
+def _trained(args: Namespace) -> int:
+    """Print the published networks that are trained already."""
+    if args.json:
+        print(json.dumps({name: asdict(network) for name, network in TRAINED.items()}))
+        return 0
+    for name, network in TRAINED.items():
+        print(f"{name}")
+        print(f"  for         {network.purpose}")
+        print(f"  trained on  {network.trained_on}; {network.num_classes} classes")
+        print(f"  download    {network.megabytes} MB")
+        print(f"  licence     {network.licence}")
+    print(f"\n{FETCHED}")
     return 0
 
 
@@ -103,6 +130,9 @@ ADDRESSES = """any other network, by address:
   hf:OWNER/NAME or hf:FOLDER        a network on the Hugging Face hub, or in a folder
   my_module:my_function             code of your own on the Python path; needs --trust"""
 
+FETCHED = """--model ADDRESS fetches one of them, once, into the library's own cache. Terms of the
+images it was trained on may add to those of its weights."""
+
 LIST_METHODS = Verb(
     "List the methods, or the settings of one.",
     "selfadapt methods tent",
@@ -112,6 +142,6 @@ LIST_METHODS = Verb(
 LIST_MODELS = Verb(
     "List the networks by name, and how to address others.",
     "selfadapt models",
-    json_argument,
+    _models_arguments,
     _models,
 )

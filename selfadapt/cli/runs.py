@@ -1,6 +1,7 @@
 """``selfadapt train``, ``tune``, ``evaluate`` and ``report``: runs by recipe."""
 
 import json
+import sys
 from dataclasses import fields
 
 from jsonargparse import ArgumentParser, Namespace
@@ -54,6 +55,7 @@ def _evaluate(args: Namespace, *, only_tune: bool = False) -> int:
         retry=args.retry,
         only_tune=only_tune,
         trust=args.trust,
+        say=lambda line: None if args.json else print(line, file=sys.stderr, flush=True),
     )
     if process_number()[0] > 0:
         return 0

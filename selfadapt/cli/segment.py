@@ -21,8 +21,11 @@ from selfadapt.cli.verbs import Verb, json_argument, names_files, output_argumen
 from selfadapt.devices import process_number
 from selfadapt.engine import RECORD_AT
 from selfadapt.extras import need
+from selfadapt.forecast import forecast
 from selfadapt.journal import Journal
+from selfadapt.method import UNLIKE
 from selfadapt.models.spec import fingerprint
+from selfadapt.models.trained import OTHER_NETWORKS, trained_on
 from selfadapt.predict import (
     DEFAULT,
     OUTPUTS,
@@ -34,6 +37,8 @@ from selfadapt.predict import (
     find_inputs,
 )
 
+SCALED = "segmented at "
+"""How the note of an image begins that had more pixels than are segmented."""
 MOST_NOTES = 20
 """How many notes are printed."""
 
@@ -97,16 +102,31 @@ def _predict(args: Namespace) -> int:
             preparing = torch.cuda.is_available() and done < RECORD_AT
             bar(done, total, doing or ("preparing" if preparing else ""))
 
-        summary = Run(folder, journal, method, classes, inputs, show)()
+        run = Run(folder, journal, method, classes, inputs, show)
+        if not quiet and not args.json:
+            for line in (*trained_on(networks), *forecast(args.method, method, run.sizes())):
+                print(line, file=sys.stderr, flush=True)
+        summary = run()
     return 0 if summary is None else _tell(summary, args)
 
 
 def _tell(summary: Summary, args: Namespace) -> int:
     """Print what came of a run; return 1 if something failed, else 0."""
-    notes = [_about(note, files, summary.num_files) for note, files in summary.notes.items()]
+    scaled = [note for note in summary.notes if note.startswith(SCALED)]
+    several = scaled if len(scaled) > 1 else []  # one for each size that images have
+    notes = [
+        _about(note, files, summary.num_files)
+        for note, files in summary.notes.items()
+        if note not in several
+    ]
+    if several:
+        number = sum(len(summary.notes[note]) for note in several)
+        notes.append(f"{number} images were scaled down to be segmented, see {summary.table}")
     if len(notes) > MOST_NOTES:
         more = f"{len(notes) - MOST_NOTES} more notes are in {summary.table}"
         notes = [*notes[:MOST_NOTES], more]
+    if UNLIKE in summary.notes:
+        notes.append(OTHER_NETWORKS)
     for note in notes if not args.quiet else ():
         print(f"note: {note}", file=sys.stderr)
     for file, reason in summary.failures.items():

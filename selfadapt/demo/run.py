@@ -5,8 +5,9 @@ that are shown.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,28 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from selfadapt.checks import check_number
+from selfadapt.cost import duration
 from selfadapt.data import open_dataset
+from selfadapt.data.reading import size_of_file
 from selfadapt.demo.page import Section, page
 from selfadapt.demo.pictures import compared, foreseen, legend
 from selfadapt.demo.tables import Change, Standing, across, changes, standings
 from selfadapt.engine import described
 from selfadapt.files import make_folder, written_whole
+from selfadapt.forecast import FEW_STEPS, LONG, total_seconds
 from selfadapt.images import load_image
 from selfadapt.labels import STREETS_9, predicted_names
+from selfadapt.method import UNLIKE
 from selfadapt.methods import create_method
 from selfadapt.metrics import Score
 from selfadapt.models import open_model
+from selfadapt.models.trained import OTHER_NETWORKS, trained_on
 from selfadapt.names import nearest
 from selfadapt.predict import find_inputs
+from selfadapt.predict.stream import picture_notes
 from selfadapt.result import Result
 from selfadapt.streets import TARGETS
-from selfadapt.views import resize, size_of
+from selfadapt.views import Size, resize, size_of
 
 OWN: dict[str, dict[str, Any]] = {
     "source": {}, "p-bn": {}, "san": {}, "tta": {}, "tent": {}, "self-adapt": {},
@@ -148,6 +155,8 @@ def demo_images(
     methods = _methods(model, settings, steps)
     names: list[str] = []
     failures: dict[Path, str] = {}
+    for line in (*trained_on([model]), *_forecast(methods, paths)):
+        Console(stderr=True).print(line, soft_wrap=True, markup=False, highlight=False)
     with _progress(len(paths) * len(methods)) as advance:
         for path in paths:
             try:
@@ -173,12 +182,18 @@ def demo_images(
             console.print(table.to_rich())
             seen = results["self-adapt"]
             pictures = [compared(image, source, seen, classes)]
-            sections.append(Section(path.name, table.to_html(), pictures, seen.notes))
+            notes = (*picture_notes(path), *seen.notes)
+            if UNLIKE in notes:
+                notes += (OTHER_NETWORKS,)
+            sections.append(Section(path.name, table.to_html(), pictures, notes))
+            for note in notes:
+                console.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
             names += foreseen((source.label, seen.label), classes)
     if not sections:
         raise ValueError("; ".join(failures.values()))
     shown = [name for name in classes if name in set(names)]
-    _write(report, page(OWN_TITLE, OWN_TEXT, legend(classes, shown), "", sections))
+    text = " ".join([OWN_TEXT, *(f"{line.capitalize()}." for line in trained_on([model]))])
+    _write(report, page(OWN_TITLE, text, legend(classes, shown), "", sections))
     console.print(f"the report is in {report}", soft_wrap=True)
     return report, failures
 
@@ -211,11 +226,30 @@ def _methods(
 
 
 def _shrunk(image: Tensor) -> Tensor:
-    height, width = size_of(image)
-    scale = SIDE / max(height, width)
-    if scale >= 1:
-        return image
-    return resize(image, (max(1, round(height * scale)), max(1, round(width * scale))))
+    size = _shrunk_size(size_of(image))
+    return image if size == size_of(image) else resize(image, size)
+
+
+def _shrunk_size(size: Size) -> Size:
+    scale = SIDE / max(size)
+    return size if scale >= 1 else (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
+
+
+def _forecast(methods: Mapping[str, Any], paths: Sequence[Path]) -> list[str]:
+    """Return a line on what all methods will take for all images."""
+    sizes: Counter[Size] = Counter()
+    for path in paths:
+        with suppress(ValueError, OSError):  # it is said where it is read
+            width, height = size_of_file(path)
+            sizes[_shrunk_size((height, width))] += 1
+    times = [total_seconds(method, sizes) for method in methods.values()]
+    total = sum(time or 0.0 for time in times)
+    if not total or None in times:
+        return []
+    text = f"{len(methods)} methods on {sizes.total()} images take about {duration(total)}"
+    steps = max(getattr(method, "steps", 0) for method in methods.values())
+    quicker = f"; fewer steps take less, such as --steps {FEW_STEPS}" if steps > FEW_STEPS else ""
+    return [text + " on this CPU" + (quicker if total > LONG * sizes.total() else "")]
 
 
 @contextmanager

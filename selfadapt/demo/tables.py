@@ -132,5 +132,6 @@ def changes(title: str, rows: Sequence[Change]) -> Table:
 def _gain(gain: float, *, own: bool) -> Cell:
     if own:
         return Cell("")
-    tone: Tone = "good" if gain > 0 else "bad" if gain < 0 else ""
-    return Cell(f"{100 * gain:+.1f}", tone)
+    points = round(100 * gain, 1) + 0.0  # no -0.0
+    tone: Tone = "good" if points > 0 else "bad" if points < 0 else ""
+    return Cell(f"{points:+.1f}", tone)

@@ -145,7 +145,14 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"it lacks weights of a segmentation network, such as {missing[0]}")
     except Exception as error:  # files of others fail in many ways
-        raise ValueError(f"{address} cannot be opened: {error}") from error
+        text = f"{address} cannot be opened: {error}"
+        if isinstance(error, OSError) and not folder.is_dir():
+            reason = str(error).partition("\n")[0].rstrip(".")
+            text = (
+                f"{address} could not be fetched ({reason}); where there is no network, save it "
+                "elsewhere with save_pretrained and give hf:FOLDER"
+            )
+        raise ValueError(text) from error
     names = tuple(str(config.id2label[index]) for index in sorted(config.id2label))
     return model.eval(), names
 

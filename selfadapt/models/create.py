@@ -184,8 +184,9 @@ def _fetched(what: str, fetch: Callable[[], T]) -> T:
     except ModuleNotFoundError:
         raise
     except Exception as error:  # each library fails in its own way
+        reason = str(error).partition("\n")[0]
         raise OSError(
-            f"{what} could not be fetched ({type(error).__name__}: {error}); "
+            f"{what} could not be fetched ({type(error).__name__}: {reason}); "
             "where there is no network, give weights=FILE"
         ) from error
 

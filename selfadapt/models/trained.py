@@ -3,7 +3,12 @@
 ``open_model`` takes the addresses; weights are fetched once and kept in the library's own cache.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from torch import nn
+
+OTHER_NETWORKS = "selfadapt models --trained lists networks that were trained on other images"
 
 
 @dataclass(frozen=True)
@@ -70,3 +75,10 @@ TRAINED = {
     ),
 }  # fmt: skip
 """Address, as ``open_model`` takes it -> what it is."""
+
+
+def trained_on(networks: Iterable[nn.Module]) -> list[str]:
+    """Return what networks were trained on, as a line for each that says so."""
+    specs = (getattr(network, "spec", None) for network in networks)
+    known = dict.fromkeys(text for spec in specs if (text := getattr(spec, "trained_on", "")))
+    return [f"the network was trained on {text}" for text in known]

@@ -77,6 +77,8 @@ class VideoWork:
             write_videos(self.one.path, paths, self.reading, partial(self._masks, names=names))
         except OSError:
             raise
+        except ValueError as error:
+            return f"no video could be made of its frames: {error}"
         except errors.FFmpegError as error:
             return f"no video could be made of it: {error.strerror}"
         return None

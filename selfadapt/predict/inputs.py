@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from glob import glob, has_magic
+from glob import escape, glob, has_magic
 from pathlib import Path
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -48,7 +48,8 @@ def find_inputs(words: Iterable[str | Path]) -> list[Input]:
     """Return the files meant by files, folders and patterns, those of a folder sorted by name.
 
     A pattern has ``*``, ``?`` or ``[...]``, and ``**`` for folders at any depth; what it finds
-    keeps its folders. A file whose name looks like a pattern is that file.
+    keeps its folders. A file whose name looks like a pattern is that file. One that several links
+    lead to is there once.
 
     Example:
         >>> find_inputs(["nowhere/*.png"])
@@ -56,11 +57,14 @@ def find_inputs(words: Iterable[str | Path]) -> list[Input]:
         ...
         FileNotFoundError: nowhere/*.png matches no image or video
     """
-    found: dict[str, Input] = {}
+    inputs: dict[str, Input] = {}
     for word in words:
         for one in _meant(word):
-            found.setdefault(one.file, one)
-    return list(found.values())
+            file = os.path.realpath(one.path) if os.path.exists(one.path) else one.file
+            earlier = inputs.setdefault(file, one)
+            if earlier.path.is_symlink() and not (earlier.named or one.path.is_symlink()):
+                inputs[file] = one  # the file itself rather than a link to it
+    return list(inputs.values())
 
 
 def _meant(word: str | Path) -> Iterator[Input]:
@@ -77,11 +81,40 @@ def _meant(word: str | Path) -> Iterator[Input]:
             raise ValueError(f"an image must be a file, but {path} is a pipe or a device")
         yield Input(path, named=True)
     else:
-        matches = map(Path, sorted(glob(str(path), recursive=True)))
-        inside = [Input(p, p.parent.relative_to(_start(path))) for p in matches if _counts(p)]
+        matches = [match for match in _matches(path) if _counts(match)]
+        inside = [Input(match, match.parent.relative_to(_start(path))) for match in matches]
         if not inside:
             raise FileNotFoundError(f"{path} matches no image or video")
         yield from inside
+
+
+def _matches(pattern: Path) -> list[Path]:
+    """Return what a pattern matches, sorted; ``**`` enters each folder once, however it is linked.
+
+    ``glob`` would follow a link to a folder above it forty times, and two of them for ever.
+    """
+    if "**" not in pattern.parts:
+        return [Path(match) for match in sorted(glob(str(pattern)))]
+    at = pattern.parts.index("**")
+    rest = pattern.parts[at + 1 :] or ("*",)
+    folders = [folder for start in _matches(Path(*pattern.parts[:at])) for folder in _tree(start)]
+    found = [match for folder in folders for match in _matches(Path(escape(folder), *rest))]
+    return sorted(set(found))
+
+
+def _tree(start: Path) -> Iterator[str]:
+    """Yield a folder and all in it that are not hidden, those that links lead to last."""
+    waiting, entered = [str(start)], set()
+    while waiting:
+        for folder, inside, _ in os.walk(waiting.pop(0)):
+            if os.path.realpath(folder) in entered:
+                inside.clear()
+                continue
+            entered.add(os.path.realpath(folder))
+            inside[:] = sorted(name for name in inside if not name.startswith("."))
+            paths = [os.path.join(folder, name) for name in inside]
+            waiting += [path for path in paths if os.path.islink(path)]
+            yield folder
 
 
 def _counts(path: Path) -> bool:

@@ -5,23 +5,29 @@ Processes meet in the journal: so it does not matter how many they are, nor how 
 started. The first makes the videos and the table when all is there.
 """
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from selfadapt.data.reading import size_of_file
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names
 from selfadapt.methods import Segments
 from selfadapt.predict.frames import VideoWork
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.record import PATIENCE, TABLE, Key, PredictFolder
-from selfadapt.predict.stream import Segmented, predict, stream
-from selfadapt.predict.table import write_table
-from selfadapt.predict.video import guess_num_frames
+from selfadapt.predict.stream import Outcome, predict, stream
+from selfadapt.predict.table import append_to_table, write_table
+from selfadapt.predict.video import guess_frame_size, guess_num_frames
+from selfadapt.views import Size
 
+MOST_LOOKED_AT = 200
+"""Files whose size is looked up to say what a run will take."""
 POLL = 0.5
 """Seconds between two looks at what the other processes have done."""
 Show = Callable[[int, int, str], None]
@@ -71,14 +77,19 @@ class Run:
         self._keys = {one.file: Key(one.file, stamps[one.file], None) for one in inputs}
         self._videos: dict[str, VideoWork] = {}
         self._done = self._total = 0
+        self._lock = threading.Lock()
+        """Rows are written by the threads that write the files."""
+        self._columns: tuple[str, ...] = ()
+        """The classes in the header of the table, once they are known."""
 
     def __call__(self) -> Summary | None:
         """Do what is left to do; return what came of it all, in the first process."""
         start = time.monotonic()
-        left = [one for one in self.inputs if not self._complete(one) or self._lacks_labels(one)]
+        left = self._left()
         before = [one for one in self.inputs if one not in left and self._is_good(one)]
         mine = self._share(left)
         self._total = sum(self._size(one) for one in mine)
+        self._begin_table(left)
         for is_video, group in groupby(mine, key=lambda one: one.is_video):
             for one in group if is_video else ():
                 self._segment_video(one)
@@ -87,6 +98,27 @@ class Run:
             return None
         self._wait(left)
         return self._conclude(len(before), start)
+
+    def sizes(self) -> dict[Size, float]:
+        """Return how many images and frames of each size this process has to do.
+
+        Of many files some are looked at, and taken for all.
+        """
+        mine = self._share(self._left())
+        sample = mine[:: 1 + len(mine) // MOST_LOOKED_AT]
+        sizes: Counter[Size] = Counter()
+        for one in sample:
+            if not one.path.is_file():  # a pipe would be waited for
+                continue
+            try:
+                width, height = (guess_frame_size if one.is_video else size_of_file)(one.path)
+            except (ValueError, OSError):  # it is said where it is read
+                continue
+            sizes[height, width] += self._size(one)
+        return {size: number * len(mine) / len(sample) for size, number in sizes.items()}
+
+    def _left(self) -> list[Input]:
+        return [one for one in self.inputs if not self._complete(one) or self._lacks_labels(one)]
 
     def _complete(self, one: Input) -> bool:
         """Say whether there is nothing left to do for a file, as it is now."""
@@ -113,34 +145,71 @@ class Run:
         return max(1, guess_num_frames(one.path) // self.folder.world) if one.is_video else 1
 
     def _segment_images(self, images: Sequence[Input]) -> None:
-        paths, bases = [one.path for one in images], [self.folder.base(one) for one in images]
-        results = predict(self.method, paths, bases, self.classes, self.folder.outputs)
+        keys = {one.path: self._keys[one.file] for one in images}
+        bases = [self.folder.base(one) for one in images]
+
+        def record(path: Path, outcome: Outcome) -> None:
+            self._record(keys[path], outcome)
+
+        results = predict(self.method, list(keys), bases, self.classes, self.folder.outputs, record)
         with closing(results):
-            for one, (_, outcome) in zip(images, results, strict=True):
-                self._note(self._keys[one.file], outcome)
+            for _ in results:
+                pass
 
     def _segment_video(self, one: Input) -> None:
         work = VideoWork(one, self._keys[one.file], self.folder, self.journal)
         before = self._done
-        with closing(stream(self.method, work.units(), self.classes)) as results:
-            for key, outcome in results:
-                self._note(key, outcome)
+        results = stream(self.method, work.units(), self.classes, self._record)
+        with closing(results):
+            for _ in results:
+                pass
         self._total += self._done - before - self._size(one)  # the guess gives way to the count
         self._videos[one.file] = work
         self._finish_videos()
 
-    def _note(self, key: Key, outcome: Segmented | Exception) -> None:
+    def _record(self, key: Key, outcome: Outcome) -> None:
         """Write down what came of an image or a frame."""
-        self.journal.write(row_of(key, outcome))
-        self._done += 1
-        self.show(self._done, max(self._total, self._done), "")
+        row = row_of(key, outcome)
+        with self._lock:
+            if key.frame is None:
+                self._add_to_table(row)
+            self.journal.write(row)
+            self._done += 1
+            self.show(self._done, max(self._total, self._done), "")
+
+    def _begin_table(self, left: Sequence[Input]) -> None:
+        """Write the table of what is done so far; the files that are left come to it one by one."""
+        rows = self._before
+        number = next((len(row["shares"]) for row in rows.values() if "shares" in row), 0)
+        if number:
+            self._columns = predicted_names(self.classes, number)
+        elif len(self.classes or ()) > 1:
+            self._columns = tuple(self.classes or ())
+        if self.folder.rank == 0:
+            again = {one.file for one in left}
+            self._write_table({file: row for file, row in rows.items() if file not in again})
+
+    def _add_to_table(self, row: Row) -> None:
+        """Append a row; the table is written anew once all rows are in the journal."""
+        shares = row.get("shares", ())
+        if shares and len(shares) != len(self._columns):
+            self._columns = predicted_names(self.classes, len(shares))
+            if self.folder.rank == 0:
+                self._write_table(latest_rows(self.journal))
+        append_to_table(self.folder.path / TABLE, row, self.folder.names, self._columns)
+
+    def _write_table(self, rows: dict[str, Row]) -> None:
+        kept = [rows[file] for file in self.folder.names if file in rows]
+        write_table(self.folder.path / TABLE, kept, self.folder.names, self._columns)
 
     def _finish_videos(self) -> None:
         """Put videos together whose frames are all there, which the first process does."""
         for file, work in list(self._videos.items()):
             if self.folder.rank == 0 and work.is_ready():
                 self.show(self._done, self._total, f"writing the video {work.one.path.name}")
-                self.journal.write(work.finish(self.classes))
+                row = work.finish(self.classes)
+                self._add_to_table(row)
+                self.journal.write(row)
                 work.clear()
                 del self._videos[file]
 
@@ -172,10 +241,7 @@ class Run:
         for one, row in zip(self.inputs, current, strict=True):
             for note in row.get("notes", ()):
                 notes.setdefault(note, []).append(str(one.path))
-        number = next((len(row["shares"]) for row in rows.values() if "shares" in row), 0)
-        classes = predicted_names(self.classes, number) if number else ()
-        kept = [rows[file] for file in self.folder.names if file in rows]
-        write_table(self.folder.path / TABLE, kept, self.folder.names, classes)
+        self._write_table(rows)
         self.folder.sweep(self.inputs)
         return Summary(
             num_files=len(self.inputs),
@@ -191,7 +257,7 @@ class Run:
         )
 
 
-def row_of(key: Key, outcome: Segmented | Exception) -> Row:
+def row_of(key: Key, outcome: Outcome) -> Row:
     """Return the row of an image or a frame."""
     row: Row = {**key._asdict(), "at": time.time()}
     if isinstance(outcome, Exception):

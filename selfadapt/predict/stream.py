@@ -14,7 +14,7 @@ import torch
 from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.devices import num_cores
 from selfadapt.engine import described
-from selfadapt.images import Image, read_image
+from selfadapt.images import Image, num_pictures, read_image
 from selfadapt.models.interface import Interface
 from selfadapt.predict.outputs import DEFAULT, Masks, masks_of, write_result
 from selfadapt.result import Result
@@ -34,6 +34,8 @@ class Unit:
     """The image, or why it could not be read."""
     write: Callable[[Masks, Image], None]
     """Writes what becomes of it."""
+    notes: tuple[str, ...] = ()
+    """What is to be known of it beside the notes of its result."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,10 @@ class Segmented:
 
 
 Units = Generator[Unit, None, None]
-Outcomes = Generator[tuple[Any, Segmented | Exception], None, None]
+Outcome = Segmented | Exception
+Outcomes = Generator[tuple[Any, Outcome], None, None]
+Record = Callable[[Any, Outcome], None]
+"""Takes what came of an image as soon as its files are there."""
 
 
 def predict(
@@ -58,9 +63,10 @@ def predict(
     bases: Sequence[Path],
     classes: Sequence[str] | None = None,
     outputs: Sequence[str] = DEFAULT,
+    record: Record = lambda key, outcome: None,
 ) -> Outcomes:
     """Segment image files and write theirs; yield what came of each, see ``stream``."""
-    return stream(method, image_units(method, images, bases, outputs), classes)
+    return stream(method, image_units(method, images, bases, outputs), classes, record)
 
 
 def image_units(
@@ -72,40 +78,53 @@ def image_units(
     """Read image files."""
     in_color = _takes_color(method)
 
-    def read(path: Path) -> Image | Exception:
+    def read(path: Path) -> tuple[Image | Exception, tuple[str, ...]]:
         try:
-            return read_image(path) if in_color else path  # which the method reads itself
+            image = read_image(path) if in_color else path  # which the method reads itself
         except (ValueError, FileNotFoundError) as error:
-            return error
+            return error, ()
+        return image, picture_notes(path)
 
     with closing(read_ahead(read, images, num_readers())) as every:
-        for path, base, image in zip(images, bases, every, strict=True):
-            yield Unit(path, image, partial(write_result, base=base, outputs=outputs))
+        for path, base, (image, notes) in zip(images, bases, every, strict=True):
+            yield Unit(path, image, partial(write_result, base=base, outputs=outputs), notes)
+
+
+def picture_notes(path: Path) -> tuple[str, ...]:
+    """Return the note of a file of which only the first picture is segmented, if it is one."""
+    number = num_pictures(path)
+    return (f"the file has {number} pictures, and the first is segmented",) if number > 1 else ()
 
 
 def stream(
-    method: Callable[[Image], Result], units: Units, classes: Sequence[str] | None = None
+    method: Callable[[Image], Result],
+    units: Units,
+    classes: Sequence[str] | None = None,
+    record: Record = lambda key, outcome: None,
 ) -> Outcomes:
     """Segment each image and write its files; yield what came of it, or why nothing did.
 
     The next images are read and earlier results written while the network works, which it does in
     the caller's thread. An image is yielded once its files are there, in the order given, and
-    without the maps of its result: those would pile up. What ends the network's work, Ctrl-C among
-    it, is raised after what was segmented before is written and yielded. Whoever stops before the
-    end closes the generator, which ends its threads; what they have begun to write becomes whole.
+    without the maps of its result: those would pile up. As the network may be busy with the next
+    image by then, ``record`` is called at once, by the thread that wrote the files. What ends the
+    network's work, Ctrl-C among it, is raised after what was segmented before is written and
+    yielded. Whoever stops before the end closes the generator, which ends its threads; what they
+    have begun to write becomes whole.
     """
-    waiting: deque[tuple[Any, Future[Segmented] | Exception]] = deque()
+    waiting: deque[tuple[Any, Future[Outcome] | Exception]] = deque()
     num_writers = min(WAITING, num_cores())
     with closing(units), _threads(1) as reader, _threads(num_writers) as writers:
         try:
             for unit in _ahead(reader, units):
-                done = _segment(method, unit.image, classes)
+                done = _segment(method, unit, classes)
                 while len(waiting) >= WAITING:
                     yield _written(*waiting.popleft())
                 if isinstance(done, Exception):
+                    record(unit.key, done)
                     waiting.append((unit.key, done))
                 else:
-                    waiting.append((unit.key, writers.submit(_write, unit, *done)))
+                    waiting.append((unit.key, writers.submit(_write, unit, *done, record)))
                 while waiting and _is_done(waiting[0][1]):
                     yield _written(*waiting.popleft())
         except (KeyboardInterrupt, Exception):  # not GeneratorExit, after which nobody listens
@@ -144,13 +163,13 @@ def _ahead(reader: ThreadPoolExecutor, units: Units) -> Iterator[Unit]:
 
 
 def _segment(
-    method: Callable[[Image], Result], image: Image | Exception, classes: Sequence[str] | None
+    method: Callable[[Image], Result], unit: Unit, classes: Sequence[str] | None
 ) -> tuple[Result, Masks] | Exception:
     """Return the result without its maps, and what is written of it; or what failed."""
-    if isinstance(image, Exception):
-        return image
+    if isinstance(unit.image, Exception):
+        return unit.image
     try:
-        result = method(image)
+        result = method(unit.image)
     except (ValueError, FileNotFoundError) as error:
         return error
     except (torch.OutOfMemoryError, MemoryError, OSError):
@@ -158,27 +177,38 @@ def _segment(
     except Exception as error:  # the network's
         return ValueError(f"the network failed: {described(error)}")
     probs = result.probs.new_empty((len(result.probs), 0, 0))
-    slim = replace(result, probs=probs, source_probs=None, fused_probs=None, pseudo_label=None)
+    slim = replace(
+        result, probs=probs, source_probs=None, fused_probs=None, pseudo_label=None,
+        notes=(*unit.notes, *result.notes),
+    )  # fmt: skip
     return slim, masks_of(result, classes)
 
 
-def _write(unit: Unit, result: Result, masks: Masks) -> Segmented:
+def _write(unit: Unit, result: Result, masks: Masks, record: Record) -> Outcome:
+    """Write the files of an image and record it."""
     assert not isinstance(unit.image, Exception)
-    unit.write(masks, unit.image)
     height, width = masks.label.shape
-    return Segmented(result, width, height, masks.shares())
+    outcome: Outcome = Segmented(result, width, height, masks.shares())
+    try:
+        unit.write(masks, unit.image)
+    except (ValueError, OSError) as error:  # of the outputs, unless it is the image that is gone
+        if not isinstance(unit.image, Path) or unit.image.is_file():
+            raise
+        outcome = error
+    record(unit.key, outcome)
+    return outcome
 
 
-def _rest(waiting: deque[tuple[Any, Future[Segmented] | Exception]]) -> Outcomes:
+def _rest(waiting: deque[tuple[Any, Future[Outcome] | Exception]]) -> Outcomes:
     """Yield what is still being written."""
     while waiting:
         yield _written(*waiting.popleft())
 
 
-def _is_done(writing: Future[Segmented] | Exception) -> bool:
+def _is_done(writing: Future[Outcome] | Exception) -> bool:
     return isinstance(writing, Exception) or writing.done()
 
 
-def _written(key: Any, writing: Future[Segmented] | Exception) -> tuple[Any, Segmented | Exception]:
+def _written(key: Any, writing: Future[Outcome] | Exception) -> tuple[Any, Outcome]:
     """Wait until the files of an image are there, or raise what kept them from it."""
     return key, writing if isinstance(writing, Exception) else writing.result()

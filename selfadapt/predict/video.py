@@ -50,7 +50,8 @@ def read_frames(path: Path, reading: Reading) -> Generator[Any, None, None]:
     """
     av = need("av", "video")
     if not path.is_file():  # a pipe would be waited for
-        reading.trouble = f"a video must be a file, but {path} is none"
+        kind = "a video must be a file, but {} is none" if path.exists() else "there is no video {}"
+        reading.trouble = kind.format(path)
         return
     try:
         with av.open(str(path)) as container:
@@ -105,6 +106,17 @@ def guess_num_frames(path: Path) -> int:
         return 0
 
 
+def guess_frame_size(path: Path) -> tuple[int, int]:
+    """Return width and height of a video's frames, as it says, or raise ValueError."""
+    av = need("av", "video")
+    try:
+        with av.open(str(path)) as container:
+            source = container.streams.video[0]
+            return source.width, source.height
+    except (av.error.FFmpegError, LookupError) as error:
+        raise ValueError(f"{path} does not say what size its frames have") from error
+
+
 def _rate(source: Any) -> Fraction:
     return source.average_rate or source.guessed_rate or USUAL_RATE
 
@@ -125,12 +137,16 @@ def write_videos(
         paths: The videos to write, by what they show.
         reading: What was found out when it was read.
         masks_at: Gives what is to be shown of a frame; None: that frame could not be segmented.
+
+    Raises:
+        ValueError: It cannot be read any more.
     """
+    again = Reading()
     with ExitStack() as stack:
         asides = {kind: stack.enter_context(written_whole(p)) for kind, p in paths.items()}
         writers: dict[str, VideoWriter] = {}
         size, start = None, None
-        for number, frame in enumerate(read_frames(path, Reading())):
+        for number, frame in enumerate(read_frames(path, again)):
             image = PILImage.fromarray(pixels(frame))
             size = size or image.size
             start = frame.pts if start is None else start
@@ -146,6 +162,8 @@ def write_videos(
                 if image.size != size:
                     picture = picture.resize(writers[kind].size)
                 writers[kind].add(picture, time)
+        if not writers:
+            raise ValueError(again.trouble)
         for writer in writers.values():
             writer.finish()
 

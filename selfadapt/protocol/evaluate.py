@@ -33,10 +33,12 @@ from rich.progress import (
 from torch import Tensor
 
 from selfadapt.ahead import num_readers, read_ahead
+from selfadapt.cost import duration
 from selfadapt.data import Sample
 from selfadapt.devices import find_device, process_number
 from selfadapt.engine import described
 from selfadapt.engine.counting import count_pixels
+from selfadapt.forecast import image_seconds, is_short
 from selfadapt.images import enlarged, read_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names
@@ -57,11 +59,13 @@ from selfadapt.protocol.trials import (
     sweeps_of,
     trial_of,
 )
-from selfadapt.protocol.tune import Choice, choose
+from selfadapt.protocol.tune import Choice, choose, num_candidates
 from selfadapt.result import Result
 
 POLL = 0.5
 """Seconds between two looks at what has been done, here and by other processes."""
+LONG_RUN = 600.0
+"""Seconds from which on it is said what would be shorter."""
 LONGEST_PAUSE = 0.05
 """Seconds that the row of an image waits at most, on a GPU, for the middle of the next image: then
 the thread that segments it waits for the GPU, and does not need Python nor the driver itself."""
@@ -75,6 +79,7 @@ def evaluate(
     retry: bool = False,
     only_tune: bool = False,
     trust: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Evaluate, or go on with an evaluation that was stopped.
 
@@ -86,6 +91,7 @@ def evaluate(
         retry: Try images again that could not be read.
         only_tune: Choose settings on the validation domain, and do not touch a target.
         trust: Run the functions of networks at ``MODULE:FUNCTION``.
+        say: Takes a line on what it will take, before the first image.
 
     Returns:
         The folder.
@@ -109,6 +115,8 @@ def evaluate(
                 raise ValueError("several processes cannot retry together: start one with --retry")
             journal.forget_errors()
         run = Evaluation(config, domains, models, journal, rank, world)
+        if rank == 0 and (line := run.forecast(only_tune=only_tune)):
+            say(line)
         choices = run.tune()
         if rank == 0:
             place.write_choices(choices)
@@ -188,6 +196,35 @@ class Evaluation:
             taken = {n: v for n, v in shared.items() if n in known and n not in method.settings}
             choices[method.name] = choose(method, score, taken, known)
         return choices
+
+    def forecast(self, *, only_tune: bool) -> str | None:
+        """Return a line on what it will take, about; None where that is not known, as on a GPU."""
+        times: dict[str, float] = {}
+        for domain in self.domains[: 1 if only_tune else None]:
+            width, height = domain.data[0].image.size if len(domain.data) else (0, 0)
+            size = round(height * domain.config.scale), round(width * domain.config.scale)
+            if is_short({size: len(domain.data)}):
+                continue
+            total = num_trials = 0.0
+            for method in self.config.methods:
+                tried = num_candidates(method) if domain is self.domains[0] else 0
+                if not only_tune:
+                    tried = max(tried, 1) + sum(map(len, method.sweep.values()))
+                seconds = image_seconds(self._method(trial_of(self.config, method)), size)
+                if seconds is None:
+                    return None
+                total, num_trials = total + seconds * tried, num_trials + tried
+            done = sum(key.domain == domain.label for key in self.journal.done)
+            left = len(domain.data) - done / max(num_trials, 1)
+            times[domain.label] = max(0.0, total * left / self.world)
+        if not (whole := sum(times.values())):
+            return None
+        each = ", ".join(f"{label} {duration(seconds)}" for label, seconds in times.items())
+        shorter = "; a limit or a smaller scale of the domains makes it shorter"
+        return (
+            f"this takes about {duration(whole)} on this CPU ({each})"
+            f"{shorter if whole > LONG_RUN else ''}"
+        )
 
     def measure_all(self, choices: dict[str, Choice]) -> None:
         """Segment all domains with the chosen settings, and with those of the sweeps."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 from typing import Any
 
 from selfadapt.protocol.recipe import MethodConfig
@@ -41,6 +42,14 @@ def choose(
         best = max(range(len(scores)), key=scores.__getitem__)
         choice.chosen = dict(candidates[best])
     return choice
+
+
+def num_candidates(method: MethodConfig) -> int:
+    """Return how many settings are tried for a method, each of them once."""
+    counts = [len(values) for values in method.tune.values()]
+    if method.search == "grid":
+        return prod(counts) if counts else 0
+    return sum(counts) - max(0, len(counts) - 1)  # each setting starts from the best so far
 
 
 def _stages(
