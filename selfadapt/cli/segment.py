@@ -3,6 +3,7 @@
 import json
 import sys
 from argparse import SUPPRESS
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -25,6 +26,7 @@ from selfadapt.journal import Journal
 from selfadapt.models.spec import fingerprint
 from selfadapt.predict import (
     DEFAULT,
+    NOT_OF_VIDEOS,
     OUTPUTS,
     Key,
     PredictFolder,
@@ -79,6 +81,11 @@ def _predict(args: Namespace) -> int:
     folder = PredictFolder(args.output, outputs, rank, world)
     inputs = folder.plan(find_inputs(words), overwrite=args.overwrite)
     if any(one.is_video for one in inputs):
+        if images_only := NOT_OF_VIDEOS & set(outputs):
+            raise ValueError(
+                f"{' and '.join(images_only)} can be written of images only, and there is a video "
+                "among the inputs: leave one of the two out"
+            )
         need("av", "video")
     method, classes, networks = open_method(args, compare="panel" in outputs)
     identity = {
@@ -86,6 +93,7 @@ def _predict(args: Namespace) -> int:
         "settings": given_settings(args),
         "networks": [fingerprint(network) for network in networks],
         "outputs": outputs,
+        **({"classes": classes} if isinstance(classes, Mapping) else {}),
     }
     folder.open(identity, inputs, overwrite=args.overwrite)
     quiet = args.quiet or rank > 0

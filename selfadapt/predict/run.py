@@ -13,10 +13,11 @@ from itertools import groupby
 from pathlib import Path
 
 from selfadapt.journal import Journal, Row
-from selfadapt.labels import predicted_names
+from selfadapt.labels import Classes, predicted_colors, predicted_names
 from selfadapt.methods import Segments
 from selfadapt.predict.frames import VideoWork
 from selfadapt.predict.inputs import Input
+from selfadapt.predict.outputs import write_classes
 from selfadapt.predict.record import PATIENCE, TABLE, Key, PredictFolder
 from selfadapt.predict.stream import Segmented, predict, stream
 from selfadapt.predict.table import write_table
@@ -50,7 +51,7 @@ class Run:
         folder: Where outputs go, opened.
         journal: What is done already.
         method: Segments an image.
-        classes: The names of what it finds.
+        classes: The names of what it finds, with colours if they are a mapping.
         inputs: The files.
         show: Is told how far it has come.
     """
@@ -60,7 +61,7 @@ class Run:
         folder: PredictFolder,
         journal: Journal[Key],
         method: Segments,
-        classes: Sequence[str] | None,
+        classes: Classes | None,
         inputs: Sequence[Input],
         show: Show = lambda done, total, doing: None,
     ) -> None:
@@ -176,6 +177,8 @@ class Run:
         classes = predicted_names(self.classes, number) if number else ()
         kept = [rows[file] for file in self.folder.names if file in rows]
         write_table(self.folder.path / TABLE, kept, self.folder.names, classes)
+        if number:
+            write_classes(self.folder.path, classes, predicted_colors(self.classes, number))
         self.folder.sweep(self.inputs)
         return Summary(
             num_files=len(self.inputs),
