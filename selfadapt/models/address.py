@@ -28,6 +28,8 @@ from selfadapt.models.zoo import Architecture, StateDict
 from selfadapt.names import nearest
 
 ADDRESS = re.compile(r"(torchvision|smp):(.+)")
+MAX_REASON = 1000
+"""Most characters of what other libraries say."""
 FOREIGN = re.compile(r"hf:.+|(?!torchvision:|smp:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -118,7 +120,24 @@ def open_folder(address: str) -> nn.Module:
             raise ValueError(f"there is no encoder {encoder!r}")
         return smp.from_pretrained(folder, strict=True, encoder_weights=None).eval()
     except Exception as error:  # files of others fail in many ways
-        raise ValueError(f"{address} cannot be opened: {error}") from error
+        reason = _reason(error)
+    raise ValueError(f"{address} cannot be opened: {reason}")
+
+
+def _reason(error: Exception) -> str:
+    """Return what kept a network of others from being opened.
+
+    The libraries advise to run whatever code its files hold, which is not done here.
+    """
+    text = str(error)
+    if "trust_remote_code" in text:
+        return (
+            "it needs code that comes with it, and such code is not run; give a function of your "
+            "own that builds it, MODULE:FUNCTION, and its weights"
+        )
+    if "weights_only" in text or "torch.load" in text:
+        return "its weights hold more than tensors, which is not loaded; save them as safetensors"
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
 
 
 def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
@@ -144,10 +163,11 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
         model, loaded = kind.from_pretrained(name, output_loading_info=True, **local)
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"it lacks weights of a segmentation network, such as {missing[0]}")
+        names = tuple(str(config.id2label[index]) for index in sorted(config.id2label))
+        return model.eval(), names
     except Exception as error:  # files of others fail in many ways
-        raise ValueError(f"{address} cannot be opened: {error}") from error
-    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label))
-    return model.eval(), names
+        reason = _reason(error)
+    raise ValueError(f"{address} cannot be opened: {reason}")
 
 
 def open_function(address: str, num_classes: int | None, *, trust: bool) -> nn.Module:
