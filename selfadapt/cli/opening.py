@@ -211,6 +211,13 @@ def _interface(args: Namespace) -> dict[str, Any]:
             "what is given for values up to 255, and --std as well"
         )
     Interface(**given)
+    if "mean" in given:
+        count = given.setdefault("channels", len(given["mean"]))
+        if not len(given["mean"]) == len(given["std"]) == count:
+            raise ValueError(
+                f"--mean and --std must have one number for each of the {count} channels, got "
+                f"{len(given['mean'])} and {len(given['std'])}"
+            )
     return given
 
 
@@ -218,12 +225,12 @@ def _set_interface(model: Any, place: str, given: dict[str, Any]) -> None:
     """Set what flags say about the input of a network."""
     if not given:
         return
-    spec, channels = model.spec, given.get("channels")
+    channels = given["channels"]
     layers = {layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)}
-    takes = layers if is_foreign(spec.name) else {spec.channels}
-    if channels is not None and takes and channels not in takes:
+    takes = layers if is_foreign(model.spec.name) else {model.spec.channels}
+    if takes and channels not in takes:
         count = next(iter(takes)) if len(takes) == 1 else "other numbers of"
-        raise ValueError(f"{place} takes {count} channels, got --channels {channels}")
+        raise ValueError(f"{place} takes {count} channels, got flags for {channels}")
     own = getattr(model, "interface", None)
     model.interface = replace(own if isinstance(own, Interface) else Interface(), **given)
 
