@@ -264,7 +264,8 @@ def write_probs(probs: Tensor | ResizedMap, names: Sequence[str], path: Path) ->
         with archive.open("probs.npy", "w", force_zip64=True) as file:
             np.lib.format.write_array_header_1_0(file, header)
             for part in map_parts(probs):
-                file.write(part.to(torch.float16).cpu().contiguous().numpy().astype("<f2").data)
+                levels = part.to(torch.float16).cpu().contiguous().numpy()
+                file.write(levels.astype("<f2", copy=False).data)
         with archive.open("classes.npy", "w") as file:
             np.lib.format.write_array(file, np.array(names), allow_pickle=False)
 
