@@ -20,7 +20,23 @@ def check_number(
     if not (good and low <= value <= high):  # type: ignore[operator]
         sort = "a whole number" if whole else "a number"
         span = f"{low} or more" if high == inf else f"{low} to {high}"
-        raise ValueError(f"{name} must be {sort}, {span}, got {value!r}")
+        raise ValueError(f"{name} must be {sort}, {span}, got {shortened(value)}")
+
+
+def shortened(value: object, length: int = 80) -> str:
+    """Return how Python writes a value that came from a file, cut to a length a person reads.
+
+    Example:
+        >>> shortened("a" * 100, 10)
+        "'aaaaaaaaa..."
+    """
+    if isinstance(value, str | bytes):
+        value = value[:length]  # it may have millions of characters
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # nested too deeply, or a number of thousands of digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 def check_given(config: Any) -> None:

@@ -13,7 +13,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from selfadapt.pseudo import IGNORE
-from selfadapt.views import View
+from selfadapt.views import Size, View
 
 Image = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 """A path, a PIL image, an array (H, W, C) or (H, W), or a tensor (C, H, W)."""
@@ -266,14 +266,62 @@ def enlarged(image: PILImage.Image, scale: float) -> PILImage.Image:
 
 def colored(label: Tensor, colors: Sequence[Sequence[int]]) -> PILImage.Image:
     """Paint each class of ``label`` ``(H, W)`` in its colour; other labels stay black."""
+    return PILImage.fromarray(_palette(colors)[label.cpu().numpy()])
+
+
+def label_image(label: Tensor, colors: Sequence[Sequence[int]]) -> PILImage.Image:
+    """Return ``label`` ``(H, W)`` as an image whose values are the classes.
+
+    With up to 256 classes it has a palette (mode P), so that viewers show the colours while
+    ``np.asarray`` gives the classes; with more it is gray of 16 bits.
+    """
+    if len(colors) > 256:
+        return PILImage.fromarray(label.cpu().numpy().astype(np.uint16))
+    image = PILImage.fromarray(label.cpu().numpy().astype(np.uint8))
+    image.putpalette(_palette(colors)[:256].tobytes())  # with all 256, a pixel has 8 bits
+    return image
+
+
+def _palette(colors: Sequence[Sequence[int]]) -> np.ndarray:
     palette = np.zeros((max(len(colors), IGNORE) + 1, 3), np.uint8)
     palette[: len(colors)] = colors
-    return PILImage.fromarray(palette[label.cpu().numpy()])
+    return palette
 
 
-def overlay(image: Tensor, mask: PILImage.Image, opacity: float = 0.5) -> PILImage.Image:
-    """Lay a painted mask over the image ``(C, H, W)`` in [0, 1]."""
-    return PILImage.blend(to_pil(image), mask, opacity)
+def overlay(
+    image: Tensor | PILImage.Image, mask: PILImage.Image, opacity: float = 0.5
+) -> PILImage.Image:
+    """Lay a painted mask over an image in RGB, or ``(C, H, W)`` in [0, 1]."""
+    return PILImage.blend(to_pil(image) if isinstance(image, Tensor) else image, mask, opacity)
+
+
+def rgb_image(image: Image, size: Size | None = None) -> PILImage.Image:
+    """Return any form of image in RGB, to look at; of many channels, the first three.
+
+    Raises:
+        ValueError: It has not the height and width ``size``, or is no image.
+    """
+    picture = _rgb(image)
+    if size is not None and picture.size != (size[1], size[0]):
+        raise ValueError(
+            f"the image must have the size of the result, {size[1]}x{size[0]} pixels, got "
+            f"{picture.width}x{picture.height}: is it the image that was segmented?"
+        )
+    return picture
+
+
+def _rgb(image: Image) -> PILImage.Image:
+    if isinstance(image, np.ndarray):
+        image = _from_array(image)
+    if isinstance(image, Tensor) and image.dim() == 3 and len(image) not in (1, 3, 4):
+        image = image[:3] if len(image) > 3 else image[:1]
+    if isinstance(image, str | os.PathLike):
+        image = _from_file(Path(image), 3, None)
+    if isinstance(image, PILImage.Image):
+        image = _from_pil(image, 3, None)
+    if isinstance(image, Tensor) and image.dtype == torch.uint8 and len(image) == 3:
+        return PILImage.fromarray(image.permute(1, 2, 0).cpu().numpy())
+    return to_pil(load_image(image))
 
 
 def to_pil(image: Tensor) -> PILImage.Image:

@@ -6,14 +6,23 @@ any network through the names alone.
 """
 
 import colorsys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 
 import numpy as np
 
+from selfadapt.checks import check_number, shortened
 from selfadapt.names import nearest
 from selfadapt.pseudo import IGNORE
+
+Color = tuple[int, int, int]
+Classes = Sequence[str] | Mapping[str, Color | None]
+"""Names of classes in the order of their index; with a mapping, also the colours to draw them in,
+None for one of the usual colours."""
+MAX_CLASSES = 2**16
+MAX_NAME = 200
+"""Most characters in the name of a class."""
 
 CITYSCAPES_COLORS = {
     "road": (128, 64, 128),
@@ -39,6 +48,21 @@ CITYSCAPES_COLORS = {
 """The 19 evaluated classes in train id order. Origin: cityscapesScripts, helpers/labels.py."""
 
 
+def check_class_names(names: Iterable[object]) -> None:
+    """Raise ValueError unless each name is a line of text, and there are not too many."""
+    names = list(names)
+    if len(names) > MAX_CLASSES:
+        raise ValueError(f"a network has at most {MAX_CLASSES} classes, got {len(names)}")
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"class names must be strings, got {shortened(name)}")
+        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
+            raise ValueError(
+                f"the name of a class must be a line of 1 to {MAX_NAME} characters, got "
+                f"{shortened(name)}"
+            )
+
+
 @dataclass(frozen=True)
 class ClassSpace:
     """The classes a network knows, or is scored in.
@@ -54,8 +78,12 @@ class ClassSpace:
     """Classes of others and the class here that they count as."""
 
     def __post_init__(self) -> None:
-        if not self.names or not all(isinstance(name, str) for name in self.names):
-            raise ValueError(f"class names must be strings, at least one, got {self.names!r}")
+        if not self.names:
+            raise ValueError("class names must be strings, at least one, got none")
+        check_class_names(self.names)
+        twice = [name for name, count in Counter(self.names).items() if count > 1]
+        if twice:
+            raise ValueError(f"class names must differ, got {twice[0]!r} more than once")
         for old, new in self.merges.items():
             if new not in self.names or old in self.names:
                 raise ValueError(
@@ -119,7 +147,7 @@ CLASS_SPACES = {
 }
 
 
-def class_space(classes: int | str | Sequence[str] | ClassSpace) -> ClassSpace:
+def class_space(classes: int | str | Classes | ClassSpace) -> ClassSpace:
     """Return the class space meant by its name, by class names or by their number.
 
     Names that are those of a known space have its merges.
@@ -139,15 +167,14 @@ def class_space(classes: int | str | Sequence[str] | ClassSpace) -> ClassSpace:
                 f"known: {', '.join(CLASS_SPACES)}; or give a list of the classes"
             )
         return CLASS_SPACES[classes]
-    if isinstance(classes, Sequence):
+    if isinstance(classes, Sequence | Mapping):
         known = (space for space in CLASS_SPACES.values() if space.names == tuple(classes))
         return next(known, None) or ClassSpace(tuple(classes))
-    if isinstance(classes, bool) or not isinstance(classes, Integral) or int(classes) < 1:
-        raise ValueError(f"a network needs a whole number of classes, got {classes!r}")
+    check_number("the number of classes", classes, 1, MAX_CLASSES, whole=True)
     return ClassSpace(tuple(f"class {index}" for index in range(int(classes))))
 
 
-def class_names(classes: int | str | Sequence[str]) -> tuple[str, ...]:
+def class_names(classes: int | str | Classes) -> tuple[str, ...]:
     """Return the class names meant by a number, the name of a class space, or the names themselves.
 
     Example:
@@ -157,7 +184,7 @@ def class_names(classes: int | str | Sequence[str]) -> tuple[str, ...]:
     return class_space(classes).names
 
 
-def predicted_names(classes: Sequence[str] | None, number: int) -> tuple[str, ...]:
+def predicted_names(classes: Classes | None, number: int) -> tuple[str, ...]:
     """Return the names of a number of predicted classes, made up where they are not known.
 
     Example:
@@ -172,12 +199,27 @@ def predicted_names(classes: Sequence[str] | None, number: int) -> tuple[str, ..
     return names
 
 
-def class_colors(names: Sequence[str]) -> list[tuple[int, int, int]]:
+def class_colors(names: Sequence[str]) -> list[Color]:
     """Return a colour for each class: Cityscapes' own where it has one, else well apart hues."""
     return [CITYSCAPES_COLORS.get(name, _hue(index)) for index, name in enumerate(names)]
 
 
-def _hue(index: int) -> tuple[int, int, int]:
+def predicted_colors(classes: Classes | None, number: int) -> list[Color]:
+    """Return the colours of a number of predicted classes: those given, else the usual ones.
+
+    Example:
+        >>> predicted_colors({"vessel": (255, 0, 0)}, 2)  # a network with one output channel
+        [(0, 0, 0), (255, 0, 0)]
+    """
+    names = predicted_names(classes, number)
+    given = classes if isinstance(classes, Mapping) else {}
+    usual = class_colors(names)
+    if len(names) == 2 and len(given) == 1:
+        usual[0] = (0, 0, 0)  # the background of the one class that has a colour
+    return [given.get(name) or color for name, color in zip(names, usual, strict=True)]
+
+
+def _hue(index: int) -> Color:
     hue = index * 0.618034 % 1  # the golden ratio spreads any number of hues
     red, green, blue = colorsys.hsv_to_rgb(hue, 0.75, 0.55 + 0.4 * (index % 2))
     return round(red * 255), round(green * 255), round(blue * 255)

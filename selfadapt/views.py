@@ -20,6 +20,7 @@ Size = tuple[int, int]
 """Height and width."""
 
 SCALES = (0.25, 0.5, 0.75)
+MAX_SCALE = 4
 LUMA = (19595, 38470, 7471)
 """Weights of red, green and blue in gray, in units of 1/65536 (ITU-R 601, as PIL has them)."""
 
@@ -36,8 +37,11 @@ class View:
     gray: bool = False
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.scale, Real) and 0 < self.scale < float("inf")):
-            raise ValueError(f"the scale of a view must be a positive number, got {self.scale!r}")
+        if not (isinstance(self.scale, Real) and 0 < self.scale <= MAX_SCALE):
+            raise ValueError(
+                f"the scale of a view must be a positive number, {MAX_SCALE} at most, got "
+                f"{self.scale!r}: a view has its square times as many pixels as the image"
+            )
 
     def __str__(self) -> str:
         return f"{self.scale:g}{' flipped' * self.flip}{' gray' * self.gray}"

@@ -59,7 +59,7 @@ RAISES = {
     "scale zero": (
         lambda model: SelfAdapt(model, scales=(0.5, 0)),
         ValueError,
-        "scale of a view must be a positive number, got 0",
+        "scale of a view must be a positive number, 4 at most, got 0",
     ),
     "not a view": (
         lambda model: SelfAdapt(model, views=[0.5]),
@@ -137,7 +137,7 @@ RAISES = {
     "no classes": (
         lambda _: selfadapt.create_model("deeplabv1_resnet50", classes=0),
         ValueError,
-        "a whole number of classes, got 0",
+        "number of classes must be a whole number, 1 to 65536, got 0",
     ),
     "unknown class space": (
         lambda _: class_names("cityscapes-20"),
@@ -162,7 +162,11 @@ RAISES = {
     ),
     "mean a number": (lambda _: Interface(mean=0.5), TypeError, r"mean must be a tuple such as \("),
     "size a number": (lambda _: Interface(size=224), TypeError, r"size must be a tuple such as \("),
-    "divisor negative": (lambda _: Interface(divisor=-1), ValueError, "divisor must be a positive"),
+    "divisor negative": (
+        lambda _: Interface(divisor=-1),
+        ValueError,
+        "divisor must be a whole number, 1",
+    ),
     "output a name": (lambda _: Interface(output="out"), TypeError, "output must be a function"),
     "output of another network": (
         lambda model: SelfAdapt(
@@ -180,7 +184,7 @@ RAISES = {
     "classes a fraction": (
         lambda _: class_names(3.5),
         ValueError,
-        "number of classes, got 3.5",
+        "number of classes must be a whole number, 1 to 65536, got 3.5",
     ),
     "dtype by name": (
         lambda _: selfadapt.save_model(

@@ -15,11 +15,13 @@ from torch import Tensor
 
 import selfadapt
 from conftest import TinyNet, random_image, seeded
+from selfadapt.data.reading import read_label
 from selfadapt.images import Image, load_image, read_image, to_pil
+from selfadapt.labels import class_colors, class_names
 from selfadapt.predict import DEFAULT, Segmented, masks_of, predict, write_result
 from selfadapt.predict import stream as module
 from selfadapt.predict.stream import AHEAD, WAITING
-from selfadapt.result import Result
+from selfadapt.result import ResizedMap, Result
 
 KINDS = ("label", "color", "overlay", "confidence")
 
@@ -362,6 +364,64 @@ def test_more_than_256_classes_are_written_in_16_bits(tmp_path: Path) -> None:
     write_result(Result(probs=probs), random_image(8, 8), tmp_path / "a")
     label = np.asarray(PILImage.open(tmp_path / "a_label.png"))
     assert np.array_equal(label, probs.argmax(dim=0).numpy())
+
+
+@pytest.mark.parametrize("num_classes", [2, 16, 17, 255, 256])
+def test_a_label_has_a_palette_and_every_reader_of_ours_gets_the_classes(
+    num_classes: int, tmp_path: Path
+) -> None:
+    label = torch.arange(num_classes).repeat(num_classes, 1)
+    probs = torch.nn.functional.one_hot(label, num_classes).permute(2, 0, 1).float()
+    write_result(Result(probs=probs), None, tmp_path / "a", outputs=("label",))
+    path = tmp_path / "a_label.png"
+    picture = PILImage.open(path)
+    assert picture.mode == "P"
+    assert np.array_equal(np.asarray(picture), label.numpy())
+    assert np.array_equal(read_label(path), label.numpy())
+    painted = np.asarray(picture.convert("RGB"))[0]
+    assert painted.tolist() == [list(c) for c in class_colors(class_names(num_classes))]
+
+
+def test_probabilities_larger_than_what_is_made_at_once_are_the_same(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    scores = torch.randn(7, 6, 9, generator=torch.Generator().manual_seed(0))
+    for kind, values in (("scores", scores * 5), ("probs", scores.softmax(dim=0))):
+        whole = ResizedMap(values, (40, 50), scores=kind == "scores").probs
+        with monkeypatch.context() as patch:
+            patch.setattr("selfadapt.result.MAX_BYTES", 2 * 40 * 50 * 4)
+            parts = ResizedMap(values, (40, 50), scores=kind == "scores")
+            assert [len(part) for part in parts.parts()] == [2, 2, 2, 1]
+            for name, probs in (("map", parts), ("tensor", whole)):
+                write_result(
+                    Result(probs=probs), None, tmp_path / f"{kind} {name}", outputs=("probs",)
+                )
+            assert "probs" not in parts.__dict__, "all of it was made"
+        for name in ("map", "tensor"):
+            with np.load(tmp_path / f"{kind} {name}_probs.npz") as file:
+                assert np.abs(file["probs"] - whole.numpy()).max() < 1e-3
+                assert file["classes"].tolist() == list(class_names(7))
+
+
+def test_probabilities_of_two_images_at_most_are_held(
+    method: Any, images: list[Path], bases: list[Path], monkeypatch: Any
+) -> None:
+    num_written, unwritten = 0, []
+
+    def write(masks: Any, image: Image, base: Path, **how: Any) -> None:
+        nonlocal num_written
+        time.sleep(0.05)  # longer than the network takes
+        assert masks.probs is not None
+        write_result(masks, image, base, **how)
+        num_written += 1
+
+    def count(number: int) -> None:
+        unwritten.append(number - num_written)
+
+    monkeypatch.setattr(module, "write_result", write)
+    list(predict(Watched(method, count), images, bases, outputs=("probs",)))
+    assert max(unwritten) <= 2
+    assert len(list(bases[0].parent.glob("*_probs.npz"))) == len(images)
 
 
 @pytest.mark.parametrize("channels", [2, 6])

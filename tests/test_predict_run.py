@@ -20,9 +20,11 @@ from conftest import random_image
 from runs import run_cli, start_cli
 from selfadapt.baselines import SaNOnly
 from selfadapt.images import num_pictures, to_pil
+from selfadapt.labels import STREETS_9, class_colors
 from selfadapt.predict.inputs import find_inputs
+from selfadapt.predict.legend import heading, text_size
 from selfadapt.predict.outputs import write_result
-from selfadapt.predict.record import PredictFolder
+from selfadapt.predict.record import ONCE, PredictFolder
 
 NET = ("--model", "streets", "--method", "san", "--device", "cpu")
 SECONDS = 60
@@ -53,7 +55,7 @@ def table(folder: Path) -> dict[str, dict[str, str]]:
 
 def pictures(folder: Path) -> dict[str, bytes]:
     paths = (p for p in folder.rglob("*") if p.is_file() and ".predict" not in p.parts)
-    return {str(p.relative_to(folder)): p.read_bytes() for p in paths if p.suffix != ".csv"}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in paths if p.name not in ONCE}
 
 
 def wait_for(condition: Callable[[], bool], process: Any) -> None:
@@ -195,7 +197,7 @@ def test_outputs_among_the_inputs_are_no_inputs(photos: Path, tmp_path: Path) ->
     assert run_cli(*command) == 0
     assert run_cli(*command) == 0
     assert len(table(photos)) == 6
-    assert len(list(photos.glob("*.png"))) == 6 + 4 * 6
+    assert len(list(photos.glob("*.png"))) == 6 + 4 * 6 + 1  # the legend
 
 
 def test_a_file_keeps_its_name_when_another_of_that_name_comes(
@@ -352,13 +354,79 @@ def test_a_panel_shows_image_source_prediction_and_confidence(photos: Path, tmp_
     source = ("--method", "source")
     assert run_cli(*command, tmp_path / "source", *source) == 0
     panel = np.asarray(PILImage.open(tmp_path / "out" / "0_panel.png"))
-    parts = np.split(panel, 4, axis=1)
+    head = heading("", 40, text_size(24)).height
+    parts = np.split(panel[head : head + 24], 4, axis=1)
     expected = [
         photos / "0.png", tmp_path / "source" / "0_color.png", tmp_path / "out" / "0_color.png",
         tmp_path / "out" / "0_confidence.png",
     ]  # fmt: skip
     for part, path in zip(parts, expected, strict=True):
         assert np.array_equal(part, np.asarray(PILImage.open(path).convert("RGB")))
+
+
+def test_a_panel_has_headings_and_a_legend_of_the_classes(photos: Path, tmp_path: Path) -> None:
+    to_pil(random_image(80, 160)).save(photos / "wide.png")
+    command = ("predict", photos / "wide.png", *NET, "--outputs", "panel", "-o", tmp_path / "out")
+    assert run_cli(*command) == 0
+    panel = np.asarray(PILImage.open(tmp_path / "out" / "wide_panel.png"))
+    head = heading("", 160, text_size(80)).height
+    for part in np.split(panel[:head], 4, axis=1):
+        assert part.max() == 255
+        assert part.min() < 100, "there is no heading"
+    below = panel[head + 80 :].reshape(-1, 3)
+    for color in class_colors(STREETS_9):
+        assert (below == color).all(axis=1).sum() > 100, "a class is not in the legend"
+
+
+def test_a_folder_says_which_index_and_colour_a_class_has(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run_cli("predict", photos / "0.png", *NET, "-o", out) == 0
+    classes = json.loads((out / "classes.json").read_text())
+    assert classes[0] == {"index": 0, "name": "road", "color": [128, 64, 128]}
+    assert [entry["name"] for entry in classes] == list(STREETS_9)
+    label = PILImage.open(out / "0_label.png")
+    painted = np.asarray(label.convert("RGB"))
+    colors = np.array([entry["color"] for entry in classes])
+    assert np.array_equal(painted, colors[np.asarray(label)])
+    legend = np.asarray(PILImage.open(out / "legend.png")).reshape(-1, 3)
+    assert all((legend == color).all(axis=1).any() for color in colors)
+
+
+@pytest.mark.parametrize("name", ["classes.json", "legend.png"])
+def test_foreign_classes_and_legends_are_not_replaced(
+    name: str, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text("mine")
+    assert run_cli("predict", photos, *NET, "-o", out) == 2
+    assert f"{name} would be replaced" in capsys.readouterr().err
+    assert (out / name).read_text() == "mine"
+
+
+def test_probabilities_are_written_with_the_names_of_the_classes(
+    photos: Path, tmp_path: Path
+) -> None:
+    command = ("predict", photos, *NET, "--outputs", "label", "probs", "-o", tmp_path / "out")
+    assert run_cli(*command) == 0
+    for number in range(6):
+        with np.load(tmp_path / "out" / f"{number}_probs.npz") as file:
+            probs, classes = file["probs"], file["classes"]
+        assert tuple(classes) == STREETS_9
+        assert probs.dtype == np.float16
+        assert probs.shape == (9, 24, 40)
+        assert np.allclose(probs.astype(float).sum(axis=0), 1, atol=3e-3)
+        label = np.asarray(PILImage.open(tmp_path / "out" / f"{number}_label.png"))
+        best = np.take_along_axis(probs, label[None].astype(int), axis=0)[0]
+        assert (best >= probs.max(axis=0) - 1e-3).all()
+
+
+def test_probabilities_of_a_video_are_refused(photos: Path, tmp_path: Path, capsys: Any) -> None:
+    (photos / "film.mp4").write_bytes(b"")
+    command = ("predict", photos, *NET, "--outputs", "probs", "-o", tmp_path / "out")
+    assert run_cli(*command) == 2
+    assert "probs can be written of images only" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_table_has_size_time_and_shares(photos: Path, tmp_path: Path) -> None:

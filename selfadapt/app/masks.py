@@ -6,13 +6,11 @@ import zipfile
 from collections.abc import Sequence
 from math import isfinite
 
-import numpy as np
 from PIL import Image as PILImage
-from torch import Tensor
 
 from selfadapt.app.pictures import at_size
 from selfadapt.app.run import Outcome
-from selfadapt.images import colored
+from selfadapt.images import colored, label_image
 from selfadapt.labels import class_colors
 from selfadapt.views import Size
 
@@ -29,18 +27,15 @@ def zipped(model: str, outcomes: Sequence[Outcome], size: Size) -> bytes:
     if (source := outcomes[0].source_label) is not None:
         labels = {"source": source, **labels}
     names = outcomes[0].names
+    colors = class_colors(names)
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for method, label in labels.items():
             label = at_size(label, size)
-            archive.writestr(f"{method}_label.png", _png(_ids(label, len(names))))
-            archive.writestr(f"{method}_color.png", _png(colored(label, class_colors(names))))
+            archive.writestr(f"{method}_label.png", _png(label_image(label, colors)))
+            archive.writestr(f"{method}_color.png", _png(colored(label, colors)))
         archive.writestr("about.json", json.dumps(_about(model, outcomes), indent=2))
     return file.getvalue()
-
-
-def _ids(label: Tensor, num_classes: int) -> PILImage.Image:
-    return PILImage.fromarray(label.numpy().astype(np.uint8 if num_classes <= 256 else np.uint16))
 
 
 def _png(picture: PILImage.Image) -> bytes:

@@ -23,7 +23,14 @@ from selfadapt.bench import (
     write_bench,
 )
 from selfadapt.checks import check_number
-from selfadapt.cli.opening import SHIPPED, device_argument, model_arguments, open_models
+from selfadapt.cli.opening import (
+    SHIPPED,
+    as_list,
+    device_argument,
+    model_arguments,
+    named_classes,
+    open_models,
+)
 from selfadapt.cli.verbs import Verb, json_argument, names_files
 from selfadapt.data import DATASETS
 from selfadapt.data.check import Report, run_check
@@ -31,6 +38,7 @@ from selfadapt.demo import demo, demo_images
 from selfadapt.demo.run import OWN, STREETS
 from selfadapt.devices import find_device
 from selfadapt.files import make_folder
+from selfadapt.labels import class_names
 from selfadapt.names import nearest
 from selfadapt.streets import TARGETS
 
@@ -55,7 +63,8 @@ def _demo_arguments(parser: ArgumentParser) -> None:
 def _demo(args: Namespace) -> int:
     check_number("steps", args.steps, 0, whole=True)
     if not args.image:
-        if args.model or args.weights or args.classes:
+        of_model = ("model", "weights", "classes", "channels", "mean", "std")
+        if any(args[name] for name in of_model):
             raise ValueError("the built-in streets are segmented by their own network; a --model "
                              "of yours needs an --image")  # fmt: skip
         demo(
@@ -96,9 +105,8 @@ def _check_arguments(parser: ArgumentParser) -> None:
 
 
 def _check_data(args: Namespace) -> int:
-    classes = args.classes
-    if classes is not None and len(classes) == 1:
-        classes = classes[0]
+    named = named_classes(as_list(args.classes))
+    classes = class_names(named) if isinstance(named, int | dict) else named
     return run_check(
         args.dataset, args.root, split=args.split, classes=classes, output=args.output,
         overwrite=args.overwrite, say=_print_json if args.json else None,

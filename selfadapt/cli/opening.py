@@ -1,22 +1,31 @@
 """Flags that name a network and a method, made from signatures, and what they open."""
 
+import os
 import sys
 from argparse import SUPPRESS, Action
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import docstring_parser
 from jsonargparse import ActionYesNo, ArgumentParser, Namespace
+from torch import nn
 
 from selfadapt import METHODS, create_method, open_model
+from selfadapt.classfile import SUFFIXES, read_classes
 from selfadapt.cli.verbs import names_files
 from selfadapt.devices import find_device
 from selfadapt.engine import Fast
+from selfadapt.labels import CLASS_SPACES, Classes, Color, class_space
 from selfadapt.losses import LOSSES
 from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, settings_of
+from selfadapt.models.address import is_foreign
+from selfadapt.models.interface import Interface
+from selfadapt.names import nearest
 from selfadapt.steps import STEP_RULES
 
 NOT_FLAGS = {"views", "interface", "compare"}
@@ -74,9 +83,18 @@ def model_arguments(
     names_files(weights)
     parser.add_argument(
         "--classes", nargs="+", metavar="CLASS",
-        help="What they predict: the name of a class space, the names of the classes or their "
-        "number.",
+        help="What they predict: the name of a class space, the names of the classes, their "
+        "number, or a file: a name on each line, or JSON or YAML with names and colours.",
     )  # fmt: skip
+    parser.add_argument(
+        "--channels", type=int, metavar="N", help="Channels the network takes, if not found out."
+    )
+    for name, text in (("mean", "Mean"), ("std", "Standard deviation")):
+        parser.add_argument(
+            f"--{name}", nargs="+", type=float, metavar="NUMBER",
+            help=f"{text} that its input is normalised with, one for each channel, red first, of "
+            "values from 0 to 1.",
+        )  # fmt: skip
     parser.add_argument(
         "--trust", action="store_true", help="Run code of your own at --model MODULE:FUNCTION."
     )
@@ -151,10 +169,13 @@ def open_models(args: Namespace) -> list[Any]:
     weights: Sequence[str | None] = as_list(args.weights) or [None] * len(places)
     if len(weights) != len(places):
         raise ValueError(f"got {len(weights)} --weights for {len(places)} --model")
+    interface = _interface(args)
+    classes = named_classes(as_list(args.classes))
     models = []
     for place, file in zip(places, weights, strict=True):
         with redirect_stdout(sys.stderr):  # other libraries speak, and what is printed is ours
-            model = open_model(place, weights=file, classes=_classes(args), trust=args.trust)
+            model = open_model(place, weights=file, classes=classes, trust=args.trust)
+        _set_interface(model, place, interface)
         try:
             models.append(model.to(device))
         except NotImplementedError as error:
@@ -162,12 +183,62 @@ def open_models(args: Namespace) -> list[Any]:
     return models
 
 
-def _classes(args: Namespace) -> int | str | list[str] | None:
-    """Return the classes that were named, if any: all of them, a class space or a number."""
-    names = as_list(args.classes)
-    if len(names) != 1:
-        return names or None
-    return int(names[0]) if names[0].isdecimal() else names[0]
+def named_classes(words: list[str]) -> int | str | list[str] | dict[str, Color | None] | None:
+    """Return the classes that words name: a class space, a number, a file, or the names."""
+    if len(words) != 1:
+        return words or None
+    (word,) = words
+    if word in CLASS_SPACES:
+        return word
+    if word.isdecimal():
+        return int(word[:10])  # more digits are too many classes in any case
+    if Path(word).suffix.lower() in SUFFIXES or os.sep in word or Path(word).is_file():
+        return read_classes(Path(word))
+    if nearest(word, CLASS_SPACES):
+        class_space(word)  # which is unknown, and says what is known
+    return [word]
+
+
+def _interface(args: Namespace) -> dict[str, Any]:
+    """Return what flags say about the input of the networks."""
+    names = ("channels", "mean", "std")
+    given = {name: args[name] for name in names if args.get(name) is not None}
+    if ("mean" in given) != ("std" in given):
+        raise ValueError("--mean and --std go together: give both")
+    if any(not -1 <= number <= 1 for number in given.get("mean", ())):
+        raise ValueError(
+            f"--mean must be of images with values from 0 to 1, got {args.mean}; divide by 255 "
+            "what is given for values up to 255, and --std as well"
+        )
+    Interface(**given)
+    if "mean" in given:
+        count = given.setdefault("channels", len(given["mean"]))
+        if not len(given["mean"]) == len(given["std"]) == count:
+            raise ValueError(
+                f"--mean and --std must have one number for each of the {count} channels, got "
+                f"{len(given['mean'])} and {len(given['std'])}"
+            )
+    return given
+
+
+def _set_interface(model: Any, place: str, given: dict[str, Any]) -> None:
+    """Set what flags say about the input of a network."""
+    if not given:
+        return
+    channels = given["channels"]
+    layers = {layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)}
+    takes = layers if is_foreign(model.spec.name) else {model.spec.channels}
+    if takes and channels not in takes:
+        count = next(iter(takes)) if len(takes) == 1 else "other numbers of"
+        raise ValueError(f"{place} takes {count} channels, got flags for {channels}")
+    own = getattr(model, "interface", None)
+    model.interface = replace(own if isinstance(own, Interface) else Interface(), **given)
+
+
+def shown_classes(args: Namespace, model: Any) -> Classes:
+    """Return the names of a network's classes, with the colours that a file gives them."""
+    classes = named_classes(as_list(args.classes))
+    return classes if isinstance(classes, Mapping) else model.spec.classes
 
 
 def given_settings(args: Namespace) -> dict[str, Any]:
@@ -175,10 +246,8 @@ def given_settings(args: Namespace) -> dict[str, Any]:
     return {name: args[name] for name in _settings() if name in args}
 
 
-def open_method(
-    args: Namespace, *, compare: bool = False
-) -> tuple[Segments, tuple[str, ...], list[Any]]:
-    """Return the method that is asked for, the names of its classes, and its networks.
+def open_method(args: Namespace, *, compare: bool = False) -> tuple[Segments, Classes, list[Any]]:
+    """Return the method that is asked for, its classes, and its networks.
 
     With ``compare``, it also predicts with the network as trained.
     """
@@ -193,4 +262,4 @@ def open_method(
         method = create_method(args.method, network, compare=compare, **given)
     except TypeError as error:  # the network is no segmentation network, or a setting no number
         raise ValueError(str(error)) from error
-    return method, models[0].spec.classes, models
+    return method, shown_classes(args, models[0]), models

@@ -3,6 +3,7 @@
 import json
 import sys
 from argparse import SUPPRESS
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -28,6 +29,7 @@ from selfadapt.models.spec import fingerprint
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
 from selfadapt.predict import (
     DEFAULT,
+    NOT_OF_VIDEOS,
     OUTPUTS,
     Key,
     PredictFolder,
@@ -84,6 +86,11 @@ def _predict(args: Namespace) -> int:
     folder = PredictFolder(args.output, outputs, rank, world)
     inputs = folder.plan(find_inputs(words), overwrite=args.overwrite)
     if any(one.is_video for one in inputs):
+        if images_only := NOT_OF_VIDEOS & set(outputs):
+            raise ValueError(
+                f"{' and '.join(images_only)} can be written of images only, and there is a video "
+                "among the inputs: leave one of the two out"
+            )
         need("av", "video")
     method, classes, networks = open_method(args, compare="panel" in outputs)
     identity = {
@@ -91,6 +98,7 @@ def _predict(args: Namespace) -> int:
         "settings": given_settings(args),
         "networks": [fingerprint(network) for network in networks],
         "outputs": outputs,
+        **({"classes": classes} if isinstance(classes, Mapping) else {}),
     }
     folder.open(identity, inputs, overwrite=args.overwrite)
     quiet = args.quiet or rank > 0

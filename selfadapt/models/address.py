@@ -14,20 +14,27 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 import torchvision
 from torch import nn
 from torchvision.models import get_model, get_model_weights, segmentation
 
+from selfadapt.checks import check_number
 from selfadapt.extras import need
+from selfadapt.models.interface import MAX_CHANNELS
 from selfadapt.models.zoo import Architecture, StateDict
 from selfadapt.names import nearest
 
 ADDRESS = re.compile(r"(torchvision|smp):(.+)")
+MAX_LAYERS = 1000
+MAX_REASON = 1000
+"""Most characters of what other libraries say."""
 FOREIGN = re.compile(r"hf:.+|(?!torchvision:|smp:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -111,14 +118,64 @@ def _smp(name: str) -> Architecture:
 def open_folder(address: str) -> nn.Module:
     """Return the network that smp's save_pretrained wrote to a folder."""
     smp = need("segmentation_models_pytorch", "models")
-    folder = _smp_folder(address)
+    folder = Path(str(_smp_folder(address)))
     try:
-        encoder = json.loads((Path(str(folder)) / "config.json").read_text()).get("encoder_name")
+        settings = json.loads((folder / "config.json").read_text())
+        encoder = settings.get("encoder_name")
+        _check_depths(settings)
+        check_number("in_channels", settings.get("in_channels", 3), 1, MAX_CHANNELS, whole=True)
+        kind = smp.MODEL_ARCHITECTURES_MAPPING.get(str(settings.get("_model_class")).lower())
+        given = {k: v for k, v in settings.items() if not k.startswith("_")}
+        _check_size(lambda: kind(**{**given, "encoder_weights": None}), folder)
         if not _is_encoder(smp, str(encoder)):  # it may be an address, which would be fetched
             raise ValueError(f"there is no encoder {encoder!r}")
         return smp.from_pretrained(folder, strict=True, encoder_weights=None).eval()
     except Exception as error:  # files of others fail in many ways
-        raise ValueError(f"{address} cannot be opened: {error}") from error
+        reason = _reason(error)
+    raise ValueError(f"{address} cannot be opened: {reason}")
+
+
+def _check_depths(settings: Any) -> None:
+    """Raise ValueError where a configuration asks for more layers than a network has."""
+    for name, value in settings.items():
+        numbers = value if isinstance(value, list | tuple) else [value]
+        for number in numbers if re.search("depth|layer|block", str(name)) else ():
+            if isinstance(number, int):
+                check_number(str(name), number, -MAX_LAYERS, MAX_LAYERS)
+        if isinstance(value, dict) and "config" in str(name):
+            _check_depths(value)
+
+
+def _check_size(build: Callable[[], nn.Module], folder: Path) -> None:
+    """Raise ValueError where a network is larger than its files, before it takes memory."""
+    try:
+        with torch.device("meta"):
+            num_values = sum(value.numel() for value in build().state_dict().values())
+    except Exception:  # some need numbers while they are built; or it cannot be built
+        return
+    files = (path for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".safetensors"))
+    num_bytes = sum(path.stat().st_size for path in files)
+    if num_values > 2 * num_bytes > 0:  # some values are computed, and in no file
+        raise ValueError(
+            f"its config.json describes a network of {num_values} numbers, and its weights have "
+            f"{num_bytes} bytes"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """Return what kept a network of others from being opened.
+
+    The libraries advise to run whatever code its files hold, which is not done here.
+    """
+    text = str(error)
+    if "trust_remote_code" in text:
+        return (
+            "it needs code that comes with it, and such code is not run; give a function of your "
+            "own that builds it, MODULE:FUNCTION, and its weights"
+        )
+    if "weights_only" in text or "torch.load" in text:
+        return "its weights hold more than tensors, which is not loaded; save them as safetensors"
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
 
 
 def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
@@ -134,6 +191,7 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
         config = transformers.AutoConfig.from_pretrained(name, **local)
         if folder.is_dir() and getattr(config, "use_pretrained_backbone", False):
             raise ValueError("its backbone lies elsewhere (use_pretrained_backbone)")
+        _check_depths(config.to_dict())
         kinds = (
             transformers.AutoModelForSemanticSegmentation,
             transformers.AutoModelForUniversalSegmentation,
@@ -141,20 +199,21 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
         kind = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
         if kind is None:
             raise ValueError(f"a {config.model_type} network does not segment images")
+        if folder.is_dir():
+            _check_size(lambda: kind.from_config(config), folder)
         model, loaded = kind.from_pretrained(name, output_loading_info=True, **local)
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"it lacks weights of a segmentation network, such as {missing[0]}")
+        names = tuple(str(config.id2label[index]) for index in sorted(config.id2label))
+        return model.eval(), names
     except Exception as error:  # files of others fail in many ways
-        text = f"{address} cannot be opened: {error}"
+        reason = _reason(error)
         if isinstance(error, OSError) and not folder.is_dir():
-            reason = str(error).partition("\n")[0].rstrip(".")
-            text = (
-                f"{address} could not be fetched ({reason}); where there is no network, save it "
-                "elsewhere with save_pretrained and give hf:FOLDER"
+            reason = (
+                f"it could not be fetched ({reason.partition(chr(10))[0].rstrip('.')}); where there "
+                "is no network, save it elsewhere with save_pretrained and give hf:FOLDER"
             )
-        raise ValueError(text) from error
-    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label))
-    return model.eval(), names
+    raise ValueError(f"{address} cannot be opened: {reason}")
 
 
 def open_function(address: str, num_classes: int | None, *, trust: bool) -> nn.Module:

@@ -7,23 +7,25 @@ preprocessing, so that ``load_model`` needs nothing but the path.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from selfadapt.checks import shortened
 from selfadapt.files import written_whole
 from selfadapt.labels import CITYSCAPES_19, CLASS_SPACES
 from selfadapt.models.address import is_foreign
 from selfadapt.models.interface import Interface
 from selfadapt.models.spec import ModelSpec, find_architecture
-from selfadapt.models.weights import Weights, put_weights, read_weights
+from selfadapt.models.weights import DoesNotFit, Weights, check_fit, put_weights, read_weights
 from selfadapt.models.zoo import MODELS, Architecture
 
 FORMAT = "selfadapt"
+N = TypeVar("N", int, float)
 
 
 def save_model(
@@ -106,30 +108,82 @@ def load_model(path: str | os.PathLike[str], *, dropout: float | None = None) ->
         )
     try:
         spec = recorded_spec(weights)
-        model: Any = (spec if dropout is None else replace(spec, dropout=dropout)).build()
-        if interface := json.loads(metadata.get("interface", "{}")):
-            model.interface = Interface(**interface)
+        spec = spec if dropout is None else replace(spec, dropout=dropout)
+        interface = _recorded_interface(metadata)
+        model: Any = _built(spec, weights)
     except (ValueError, TypeError) as error:
+        if isinstance(error, DoesNotFit):
+            raise
         raise ValueError(
             f"{path} describes its network in a way not known here: {error}"
         ) from error
+    if interface is not None:
+        model.interface = interface
     put_weights(model, weights, whole=True)
     return model
+
+
+def _recorded_interface(metadata: Mapping[str, str]) -> Interface | None:
+    """Return the preprocessing that a file records, if it does."""
+    try:
+        settings = json.loads(metadata.get("interface", "{}"))
+    except RecursionError as error:
+        raise ValueError("its interface is nested too deeply") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"its interface must be names and values, got {shortened(settings)}")
+    known = [field.name for field in fields(Interface) if field.name != "output"]
+    for name in settings:
+        if name not in known:
+            raise ValueError(
+                f"its interface has no setting {shortened(name)}; known: {', '.join(known)}"
+            )
+    if not settings:
+        return None
+    interface = Interface(**settings)
+    for numbers in (interface.mean, interface.std):
+        if None not in (numbers, interface.channels) and len(numbers or ()) != interface.channels:
+            raise ValueError(
+                f"mean and std must have one number for each of {interface.channels} channels, "
+                f"got {shortened(numbers)}"
+            )
+    return interface
+
+
+def _built(spec: ModelSpec, weights: Weights) -> nn.Module:
+    """Build a network; one that is not that of the weights is refused before it takes memory."""
+    try:
+        with torch.device("meta"):
+            skeleton = spec.build()
+    except Exception:  # some encoders need numbers while they are built; or it cannot be built
+        return spec.build()
+    check_fit(skeleton, weights, whole=True)
+    return spec.build()
 
 
 def recorded_spec(weights: Weights) -> ModelSpec:
     """Return the specification of the network that a file was saved from."""
     metadata = weights.metadata
     if "classes" in metadata and weights.classes is None:
-        raise ValueError(f"its classes are {metadata['classes']!r}")
+        raise ValueError(
+            "its classes must be their names, which differ, or their number, got "
+            f"{shortened(metadata['classes'])}"
+        )
     name = "_".join(metadata[key] for key in ("arch", "backbone") if key in metadata)
     options = _recorded_options(metadata, find_architecture(name))
-    norm, dropout = metadata.get("norm", "bn"), float(metadata.get("dropout", 0))
+    norm, dropout = metadata.get("norm", "bn"), _number(metadata, "dropout", 0.0)
     own = metadata if metadata.get("format") == FORMAT else {}
     return ModelSpec(
         name, weights.classes or CITYSCAPES_19, options, norm, dropout,
-        trained_on=own.get("trained_on", ""), channels=int(own.get("channels", 3)),
+        trained_on=own.get("trained_on", ""), channels=_number(own, "channels", 3),
     )  # fmt: skip
+
+
+def _number(metadata: Mapping[str, str], name: str, default: N) -> N:
+    """Return a number of the kind of ``default``."""
+    try:
+        return type(default)(metadata.get(name, default))
+    except ValueError as error:
+        raise ValueError(f"{name} must be a number, got {shortened(metadata[name])}") from error
 
 
 def _recorded_options(metadata: Mapping[str, str], architecture: Architecture) -> dict[str, str]:

@@ -2,14 +2,14 @@
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any, TypeVar
 
 from torch import nn
 
-from selfadapt.labels import CITYSCAPES_19, class_names
+from selfadapt.labels import CITYSCAPES_19, Classes, class_names
 from selfadapt.models.address import is_foreign, open_folder, open_function, open_hub
 from selfadapt.models.checkpoint import load_model, recorded_spec
 from selfadapt.models.spec import ModelSpec, find_architecture
@@ -27,7 +27,7 @@ SHIPPED_TRAINED_ON = "rendered streets by day (the built-in world), not photogra
 def create_model(
     name: str,
     *,
-    classes: int | str | Sequence[str] | None = None,
+    classes: int | str | Classes | None = None,
     weights: str | os.PathLike[str] | None = None,
     norm: str = "bn",
     dropout: float = 0.0,
@@ -67,7 +67,7 @@ def create_model(
 def open_model(
     place: str | os.PathLike[str],
     *,
-    classes: int | str | Sequence[str] | None = None,
+    classes: int | str | Classes | None = None,
     weights: str | os.PathLike[str] | None = None,
     trust: bool = False,
 ) -> nn.Module:
@@ -84,13 +84,13 @@ def open_model(
     if name in SHIPPED:
         model: Any = load_model(str(files("selfadapt") / SHIPPED[name]))
         model.spec = replace(model.spec, trained_on=SHIPPED_TRAINED_ON)
-        _check_describes_itself(name, classes, weights)
+        _check_describes_itself(name, model, classes, weights)
         return model
     if os.path.isfile(best := os.path.join(name, "best.safetensors")):
         name = best  # the folder of a training run
     if os.path.isfile(name):
         model = load_model(name)
-        _check_describes_itself(name, classes, weights)
+        _check_describes_itself(name, model, classes, weights)
         return model
     if ":" not in name and name not in MODELS and (os.sep in name or "." in name):
         raise FileNotFoundError(f"there is no file {name}")
@@ -107,7 +107,11 @@ def open_model(
     return model
 
 
-def _check_describes_itself(name: str, classes: object, weights: object) -> None:
+def _check_describes_itself(
+    name: str, model: Any, classes: int | str | Classes | None, weights: object
+) -> None:
+    if classes is not None and class_names(classes) == model.spec.classes:
+        classes = None  # said once more, perhaps with colours
     given = {"classes": classes, "weights": weights}
     if needless := [setting for setting, value in given.items() if value is not None]:
         raise ValueError(f"{name} describes its network itself: leave out {', '.join(needless)}")

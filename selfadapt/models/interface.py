@@ -8,7 +8,6 @@ everything else deals with raw images and with class scores ``(B, C, H, W)`` at 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -16,9 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from selfadapt.checks import check_number, shortened
 from selfadapt.views import constant
 
 OUTPUT_KEYS = ("out", "logits", "pred")
+MAX_CHANNELS = 1024
+MAX_SIDE = 2048
+"""The largest divisor and smallest side: images are padded up to them."""
+MAX_PIXELS = 2**23
+"""The most pixels of the only size a network takes: images are enlarged to it."""
+MAX_VALUE = 1e6
+"""Mean and deviation are of values in [0, 1]: much larger numbers are none."""
 LOWEST = -1e30
 """As good as minus infinity, and still a number when it is multiplied by 0."""
 
@@ -58,25 +65,40 @@ class Interface:
             value = getattr(self, name)
             if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
                 example = "(480, 640)" if name == "size" else "(0.5, 0.5, 0.5)"
-                raise TypeError(f"{name} must be a tuple such as {example}, got {value!r}")
-            if value is not None and not all(isinstance(n, Real) and isfinite(n) for n in value):
-                raise ValueError(f"{name} must be finite numbers, got {value!r}")
+                raise TypeError(f"{name} must be a tuple such as {example}, got {shortened(value)}")
+            if value is not None and not all(map(_is_number, value)):
+                raise ValueError(
+                    f"{name} must be finite numbers up to {MAX_VALUE:g}, got {shortened(value)}"
+                )
             object.__setattr__(self, name, None if value is None else tuple(value))
-        for name in ("channels", "divisor", "minimum"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, Integral) and int(value) > 0):
-                raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+        if self.std is not None and any(deviation < 1 / MAX_VALUE for deviation in self.std):
+            raise ValueError(
+                f"std must be positive, {1 / MAX_VALUE:g} or more, got {shortened(self.std)}"
+            )
+        most = {"channels": MAX_CHANNELS, "divisor": MAX_SIDE, "minimum": MAX_SIDE}
+        for name, largest in most.items():
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 1, largest, whole=True)
         if self.size is not None and not (
-            len(self.size) == 2 and all(isinstance(n, Integral) and n > 0 for n in self.size)
+            len(self.size) == 2
+            and all(isinstance(n, Integral) and n > 0 for n in self.size)
+            and self.size[0] * self.size[1] <= MAX_PIXELS
         ):
-            raise ValueError(f"size must be a height and a width in pixels, got {self.size!r}")
+            raise ValueError(
+                f"size must be a height and a width in pixels, {MAX_PIXELS} pixels at most, got "
+                f"{shortened(self.size)}"
+            )
+        if self.bgr not in (None, False, True):
+            raise ValueError(f"bgr must be True or False, got {shortened(self.bgr)}")
         if self.output is not None and not callable(self.output):
             raise TypeError(
                 "output must be a function of what the network returns, such as "
                 f"lambda output: output['out'], got {self.output!r}"
             )
         if self.activated not in (None, False, True, "sigmoid"):
-            raise ValueError(f"activated must be True, False or 'sigmoid', got {self.activated!r}")
+            raise ValueError(
+                f"activated must be True, False or 'sigmoid', got {shortened(self.activated)}"
+            )
 
     def normalize(self, image: Tensor) -> Tensor:
         """Turn a raw image ``(C, H, W)`` in [0, 1] into the network's input ``(1, C, H, W)``.
@@ -156,6 +178,10 @@ class Interface:
                 "give interface=Interface(output=...) to take them out of what it returns"
             )
         return scores
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= MAX_VALUE  # type: ignore[operator]
 
 
 def main_output(output: Any) -> Any:

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfadapt.checks import check_number
+from selfadapt.checks import check_number, shortened
 from selfadapt.dropout import add_dropout, check_rate
+from selfadapt.labels import check_class_names
 from selfadapt.models.address import library_architecture
+from selfadapt.models.interface import MAX_CHANNELS
 from selfadapt.models.norms import NORMS, replace_batchnorm
 from selfadapt.models.zoo import MODELS, Architecture
 from selfadapt.names import nearest
 
-MAX_CHANNELS = 1024
 MAX_WORDS = 200
 """Most characters of what a network was trained on."""
 
@@ -26,7 +27,8 @@ def find_architecture(name: str) -> Architecture:
     if architecture := library_architecture(name):
         return architecture
     raise ValueError(
-        f"unknown model {name!r};{nearest(name, MODELS)} known: {', '.join(MODELS)}; "
+        f"unknown model {shortened(name)};{nearest(name[:MAX_WORDS], MODELS)} "
+        f"known: {', '.join(MODELS)}; "
         "or an address such as torchvision:deeplabv3_resnet50, smp:Unet/resnet34, "
         "hf:OWNER/NAME or my_module:my_function"
     )
@@ -50,8 +52,9 @@ class ModelSpec:
     """Input channels; others than 3 for networks of segmentation-models-pytorch only."""
 
     def __post_init__(self) -> None:
+        check_class_names(self.classes)
         if self.norm not in NORMS:
-            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
+            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {shortened(self.norm)}")
         if self.dropout != 0:
             check_rate(self.dropout)
         check_number("channels", self.channels, 1, MAX_CHANNELS, whole=True)
@@ -93,7 +96,7 @@ class ModelSpec:
             if value not in architecture.options[option]:
                 raise ValueError(
                     f"{option} of {self.name} must be one of "
-                    f"{', '.join(map(repr, architecture.options[option]))}, got {value!r}"
+                    f"{', '.join(map(repr, architecture.options[option]))}, got {shortened(value)}"
                 )
 
 

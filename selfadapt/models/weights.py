@@ -10,6 +10,7 @@ import json
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from selfadapt.checks import shortened
 from selfadapt.labels import CLASS_SPACES, class_names
 from selfadapt.models.norms import MIXING
 from selfadapt.models.spec import ModelSpec
@@ -39,8 +41,8 @@ NOT_NEEDED = ("num_batches_tracked", *(f".{name}" for name in MIXING))
 """What a checkpoint may lack."""
 
 
-MOST_CLASSES = 2**16
-"""A file that says there are more is not believed."""
+class DoesNotFit(ValueError):
+    """Weights are not those of a network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,26 +63,43 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
     if not path.is_file():
         raise FileNotFoundError(f"there is no weights file {path}")
     metadata: dict[str, str] = {}
+    content: Any
     if _looks_like_safetensors(path) or path.suffix == ".safetensors":
         try:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
-                content: Any = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                content = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        except (AttributeError, LookupError, RuntimeError, TypeError) as error:
+            raise ValueError(f"{path} holds a kind of number not known here: {error}") from error
     else:
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # a damaged pickle fails in any way
-            kind = re.search(r"GLOBAL ([\w.]+)", str(error))
-            reason = f"it holds {kind[1]}" if kind else "it may be damaged, or hold a pickled model"
-            raise ValueError(
-                f"{path} cannot be loaded as tensors alone, and nothing else is loaded for safety; "
-                f"{reason}: save its state_dict() instead"
-            ) from error
+        content = _unpickled(path)
     classes = _recorded_classes(metadata, content)
     tensors = _unwrapped(content, path)
     return Weights(tensors=tensors, origin=str(path), metadata=metadata, classes=classes)
+
+
+def _unpickled(path: Path) -> Any:
+    """Load a checkpoint of ``torch.save``; nothing but tensors, numbers, text and containers."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:  # torch.save compresses nothing
+            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                raise ValueError(
+                    f"{path} is a compressed archive, and no checkpoint of torch.save; unpack it"
+                )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about kinds of tensors that are refused below
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle fails in any way
+        kind = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = f"it holds {kind[1]}" if kind else "it may be damaged, or hold a pickled model"
+    # Not chained: the error advises to run whatever code the file holds.
+    raise ValueError(
+        f"{path} cannot be loaded as tensors alone, and nothing else is loaded for safety; "
+        f"{reason}: save its state_dict() instead"
+    )
 
 
 def _looks_like_safetensors(path: Path) -> bool:
@@ -99,9 +118,13 @@ def _recorded_classes(metadata: Mapping[str, str], content: Any) -> tuple[str, .
     try:
         if classes := metadata.get("classes"):
             named = classes if classes in CLASS_SPACES else json.loads(classes)
-            return None if isinstance(named, int) and named > MOST_CLASSES else class_names(named)
-        return class_names(tuple(names)) if names else None
-    except (ValueError, TypeError):  # other people may mean something else by these words
+            return class_names(named)
+        return class_names(tuple(names)) if isinstance(names, list | tuple) else None
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+    ):  # other people may mean something else by these words
         return None
 
 
@@ -114,12 +137,16 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} must hold tensors by name, got {type(content).__name__}")
     if not (tensors := _tensors(content)):
-        raise ValueError(f"{path} holds no tensors by name, but {list(content)[:5]}")
+        raise ValueError(f"{path} holds no tensors by name, but {shortened(list(content)[:5])}")
     return tensors
 
 
 def _tensors(content: Mapping[Any, Any]) -> dict[str, Tensor]:
-    return {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    return {
+        key: value
+        for key, value in content.items()
+        if isinstance(key, str) and isinstance(value, Tensor)
+    }
 
 
 def _plain_names(tensors: StateDict) -> StateDict:
@@ -258,15 +285,14 @@ def put_weights(model: nn.Module, weights: Weights, *, whole: bool = False) -> b
     Returns:
         Whether these were weights of the whole network.
     """
-    fit = best_fit(model, weights.tensors, whole=whole)
-    if fit.num_problems:
-        raise ValueError(f"{weights.origin} does not fit this network: {_explained(fit, weights)}")
+    fit = check_fit(model, weights, whole=whole)
     try:
         fit.module.load_state_dict(fit.tensors, strict=False)
-    except RuntimeError as error:  # tensors without numbers, sparse ones and the like
+    except Exception as error:  # tensors without numbers, sparse ones and the like
         reason = " ".join(str(error).split())
         raise ValueError(f"{weights.origin} cannot be put into this network: {reason}") from error
-    broken = [name for name, tensor in fit.tensors.items() if not tensor.isfinite().all()]
+    values = fit.module.state_dict()
+    broken = [name for name in fit.tensors if not values[name].isfinite().all()]
     if broken:
         warnings.warn(
             f"{weights.origin} is damaged: {_listed('not finite are', broken)}variances that are "
@@ -274,6 +300,26 @@ def put_weights(model: nn.Module, weights: Weights, *, whole: bool = False) -> b
             stacklevel=4,
         )
     return fit.module is model
+
+
+def check_fit(model: nn.Module, weights: Weights, *, whole: bool = False) -> Fit:
+    """Return how weights fit a network or, unless ``whole``, its backbone.
+
+    Raises:
+        DoesNotFit: They do not fit, or are no numbers of this kind; says what is wrong.
+    """
+    fit = best_fit(model, weights.tensors, whole=whole)
+    if fit.num_problems:
+        raise DoesNotFit(f"{weights.origin} does not fit this network: {_explained(fit, weights)}")
+    expected = fit.module.state_dict()
+    for name, tensor in fit.tensors.items():
+        if expected[name].is_floating_point() and not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise DoesNotFit(
+                f"{weights.origin} must hold weights in floating point, but {name} is {kind}: "
+                "quantised weights are to be saved as they were before"
+            )
+    return fit
 
 
 def _explained(fit: Fit, weights: Weights) -> str:

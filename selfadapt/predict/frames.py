@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 from PIL import Image as PILImage
+from torch import Tensor
 
 from selfadapt.extras import need
 from selfadapt.files import make_folder
-from selfadapt.images import Image
+from selfadapt.images import Image, label_image
 from selfadapt.journal import Journal, Row
-from selfadapt.labels import predicted_names
+from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import Masks, write_png
 from selfadapt.predict.record import Key, PredictFolder
@@ -54,7 +55,7 @@ class VideoWork:
         self._missing = {number for number in self._missing if not self._has(number)}
         return not self._missing
 
-    def finish(self, classes: Sequence[str] | None) -> Row:
+    def finish(self, classes: Classes | None) -> Row:
         """Make the videos; return the row of the whole."""
         rows = self._rows()
         good = [row for row in rows if "error" not in row]
@@ -64,17 +65,21 @@ class VideoWork:
             names = predicted_names(classes, len(good[0]["shares"]))
             paths = {k: path for k, path in self.folder.paths(self.one).items() if k != "label"}
             make_folder(self.folder.base(self.one).parent)
-            trouble = self._write(paths, names) if paths else None
+            colors = predicted_colors(classes, len(names))
+            trouble = self._write(paths, names, colors) if paths else None
             row |= _averages(good)
         if reasons := [*self._reasons(rows), *([trouble] if trouble else ())]:
             row["error"] = "; ".join(reasons)
         return row
 
-    def _write(self, paths: dict[str, Path], names: tuple[str, ...]) -> str | None:
+    def _write(
+        self, paths: dict[str, Path], names: tuple[str, ...], colors: list[Color]
+    ) -> str | None:
         """Write the videos; return why they could not be, where that is the video's fault."""
         errors = need("av", "video").error
         try:
-            write_videos(self.one.path, paths, self.reading, partial(self._masks, names=names))
+            masks_at = partial(self._masks, names=names)
+            write_videos(self.one.path, paths, self.reading, masks_at, names, colors)
         except OSError:
             raise
         except ValueError as error:
@@ -157,4 +162,10 @@ def _write_frame(masks: Masks, image: Image, parts: dict[str, Path]) -> None:
     for part, path in parts.items():
         levels = getattr(masks, part)
         if levels is not None:
-            write_png(PILImage.fromarray(levels.numpy()), path, part)
+            is_label = part == "label"
+            picture = label_image(levels, masks.colors) if is_label else _gray(levels)
+            write_png(picture, path, part)
+
+
+def _gray(levels: Tensor) -> PILImage.Image:
+    return PILImage.fromarray(levels.numpy())

@@ -1,19 +1,24 @@
 """What is written of a result: masks for programs, pictures for people."""
 
+import os
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image as PILImage
 from torch import Tensor
 
+from selfadapt.classfile import classes_json
 from selfadapt.files import make_folder, written_whole
-from selfadapt.images import Image, colored, load_image, overlay, to_pil
-from selfadapt.labels import class_colors, predicted_names
+from selfadapt.images import Image, colored, label_image, overlay, rgb_image
+from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
 from selfadapt.names import nearest
-from selfadapt.result import Result
+from selfadapt.predict.legend import heading, legend, legend_below, text_size
+from selfadapt.result import ResizedMap, Result, map_parts
 
 OUTPUTS = {
     "label": "the class of each pixel, as a number",
@@ -21,11 +26,16 @@ OUTPUTS = {
     "overlay": "these colours laid over the image",
     "confidence": "how sure the network is of each pixel, from black to white",
     "panel": "image, source prediction, prediction and confidence, side by side",
+    "probs": "the probability of every class at each pixel, as a NumPy file (.npz)",
 }
 """What can be written for NAME.jpg: NAME_label.png and so on."""
 DEFAULT = ("label", "color", "overlay", "confidence")
+SHOW_IMAGE = {"overlay", "panel"}
+NOT_OF_VIDEOS = {"probs"}
 QUICK = {"overlay": 1, "confidence": 1, "panel": 1}
 """Compression of what varies as a photograph does: 3 to 5 times as fast, up to a quarter larger."""
+CLASSES, LEGEND = "classes.json", "legend.png"
+"""Written once for a folder: index, name and colour of each class, and the same to look at."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,16 @@ class Masks:
     """The classes."""
     source: Tensor | None = None
     """Most likely class for the network as trained ``(H, W)``, if that was asked for."""
+    colors: Sequence[Color] = ()
+    """A colour for each class; empty: the usual ones."""
+    probs: Tensor | ResizedMap | None = None
+    """Class probabilities ``(C, H, W)``, if they are to be written."""
+    adapted: bool = False
+    """The network took gradient steps."""
+
+    def __post_init__(self) -> None:
+        if not self.colors:
+            object.__setattr__(self, "colors", predicted_colors(self.names, len(self.names)))
 
     def shares(self) -> list[float]:
         """Return the share of the pixels that each class has."""
@@ -67,54 +87,84 @@ def output_paths(
     The labels of a video are a folder of PNGs, one for each frame; all else of it is videos.
     """
     endings = dict.fromkeys(outputs, ".mp4" if video else ".png")
-    if video:
-        endings["label"] = ""
+    endings |= {"label": ""} if video else {"probs": ".npz"}
     return {kind: base.with_name(f"{base.name}_{kind}{endings[kind]}") for kind in outputs}
 
 
-def masks_of(result: Result, classes: Sequence[str] | None = None) -> Masks:
-    """Return what is written of a result; the work is done where the result is."""
-    names = predicted_names(classes, len(result.probs))
+def masks_of(result: Result, classes: Classes | None = None, *, probs: bool = False) -> Masks:
+    """Return what is written of a result; the work is done where the result is.
+
+    Args:
+        result: The result.
+        classes: Names of its classes, with colours if it is a mapping.
+        probs: The probabilities are to be written, too. They stay as the result has them: those of
+            large images are made as they are written, a few classes at a time.
+    """
+    names = predicted_names(classes, result.num_classes)
     kind = torch.uint8 if len(names) <= 256 else torch.uint16
     confidence = (result.confidence.clamp(0, 1) * 255).round().byte()
-    source = None
-    if result.source_probs is not None:
-        source = result.source_probs.argmax(dim=0).to(kind).cpu()
-    return Masks(result.label.to(kind).cpu(), confidence.cpu(), names, source)
+    source = result.source_label
+    return Masks(
+        label=result.label.to(kind).cpu(),
+        confidence=confidence.cpu(),
+        names=names,
+        source=None if source is None else source.to(kind).cpu(),
+        colors=predicted_colors(classes, len(names)),
+        probs=result.stored_probs.cpu() if probs else None,
+        adapted=bool(result.losses),
+    )
 
 
-def pictures_of(masks: Masks, image: Image, outputs: Sequence[str]) -> dict[str, PILImage.Image]:
+def pictures_of(
+    masks: Masks, image: Image | None, outputs: Sequence[str]
+) -> dict[str, PILImage.Image]:
     """Return the pictures of an image, by what they show."""
-    painted = colored(masks.label, class_colors(masks.names))
-    pictures = {"color": painted}
+    pictures: dict[str, PILImage.Image] = {}
+    shown = None
+    if set(outputs) & SHOW_IMAGE:
+        if image is None:
+            raise ValueError(f"the image is needed to write {' and '.join(sorted(SHOW_IMAGE))}")
+        shown = rgb_image(image, (masks.label.shape[0], masks.label.shape[1]))
     if "label" in outputs:
-        pictures["label"] = PILImage.fromarray(masks.label.numpy())
+        pictures["label"] = label_image(masks.label, masks.colors)
+    painted = colored(masks.label, masks.colors)
+    if "color" in outputs:
+        pictures["color"] = painted
     if "confidence" in outputs:
         pictures["confidence"] = PILImage.fromarray(masks.confidence.numpy())
-    if "overlay" in outputs:
-        pictures["overlay"] = overlay(_in_color(image), painted)
-    if "panel" in outputs:
-        pictures["panel"] = panel(masks, to_pil(_in_color(image)), painted)
-    return {kind: pictures[kind] for kind in outputs}
+    if "overlay" in outputs and shown is not None:
+        pictures["overlay"] = overlay(shown, painted)
+    if "panel" in outputs and shown is not None:
+        pictures["panel"] = panel(masks, shown, masks.names, masks.colors)
+    return {kind: pictures[kind] for kind in outputs if kind in pictures}
 
 
-def _in_color(image: Image) -> Tensor:
-    """Return an image as it can be shown; of more channels than a picture has, the first three."""
-    if isinstance(image, Tensor) and image.dim() == 3 and len(image) not in (1, 3, 4):
-        image = image[:3] if len(image) > 3 else image[:1]
-    return load_image(image)
+def panel(
+    masks: Masks | None, image: PILImage.Image, names: Sequence[str], colors: Sequence[Color]
+) -> PILImage.Image:
+    """Return photo, source prediction, prediction and confidence with headings and a legend.
 
-
-def panel(masks: Masks, image: PILImage.Image, painted: PILImage.Image) -> PILImage.Image:
-    """Return image, source prediction, prediction and confidence, side by side.
-
-    What the network as trained predicts is black where there is nothing of it.
+    What there is nothing of is black. Panels of one size of image and the same classes have one
+    size, as the frames of a video must.
     """
-    source = PILImage.new("RGB", image.size)
-    if masks.source is not None:
-        source = colored(masks.source, class_colors(masks.names))
-    confidence = PILImage.fromarray(masks.confidence.numpy()).convert("RGB")
-    return side_by_side(image, source, painted, confidence)
+    shown = dict.fromkeys(("photo", "as trained", "prediction", "confidence"))
+    pictures: dict[str, PILImage.Image | None] = {**shown, "photo": image}
+    labels: list[np.ndarray] = []
+    if masks is not None:
+        labels = [label.numpy() for label in (masks.source, masks.label) if label is not None]
+        pictures["prediction"] = colored(masks.label, colors)
+        pictures["confidence"] = PILImage.fromarray(masks.confidence.numpy()).convert("RGB")
+        if masks.source is not None:
+            pictures["as trained"] = colored(masks.source, colors)
+    size = text_size(image.height)
+    black = PILImage.new("RGB", image.size)
+    columns = []
+    for text, picture in pictures.items():
+        if text == "prediction" and masks is not None and masks.adapted:
+            text = "adapted"
+        columns.append(below(heading(text, image.width, size), picture or black))
+    row = side_by_side(*columns)
+    return below(row, legend_below(names, colors, labels, row.width, size))
 
 
 def side_by_side(*pictures: PILImage.Image) -> PILImage.Image:
@@ -127,19 +177,70 @@ def side_by_side(*pictures: PILImage.Image) -> PILImage.Image:
     return row
 
 
+def below(*pictures: PILImage.Image) -> PILImage.Image:
+    """Return pictures of the same width in a column."""
+    column = PILImage.new("RGB", (pictures[0].width, sum(one.height for one in pictures)))
+    top = 0
+    for one in pictures:
+        column.paste(one, (0, top))
+        top += one.height
+    return column
+
+
 def write_result(
     result: Result | Masks,
-    image: Image,
+    image: Image | None,
     base: Path,
-    classes: Sequence[str] | None = None,
+    classes: Classes | None = None,
     outputs: Sequence[str] = DEFAULT,
 ) -> None:
-    """Write what is asked for of a result: its label, colours, overlay, confidence or panel."""
-    masks = masks_of(result, classes) if isinstance(result, Result) else result
+    """Write what is asked for of a result, see ``OUTPUTS``; overlay and panel show the image."""
+    masks = result
+    if isinstance(result, Result):
+        masks = masks_of(result, classes, probs="probs" in outputs)
+    assert isinstance(masks, Masks)
     make_folder(base.parent)
     paths = output_paths(base, outputs)
     for kind, picture in pictures_of(masks, image, outputs).items():
         write_png(picture, paths[kind], kind)
+    if "probs" in outputs and masks.probs is not None:
+        write_probs(masks.probs, masks.names, paths["probs"])
+
+
+def save_result(
+    result: Result,
+    folder: Path,
+    image: Image | None,
+    *,
+    name: str | None = None,
+    outputs: Sequence[str] | None = None,
+    classes: Classes | None = None,
+    overwrite: bool = False,
+) -> dict[str, Path]:
+    """Write a result and its classes to a folder, see ``Result.save``."""
+    if outputs is None:
+        outputs = [kind for kind in DEFAULT if image is not None or kind not in SHOW_IMAGE]
+    outputs = check_outputs([outputs] if isinstance(outputs, str) else outputs)
+    if name is None:
+        name = Path(image).stem if isinstance(image, str | os.PathLike) else "image"
+    if name != Path(name).name or not name:
+        raise ValueError(f"name must be what file names start with, without folders, got {name!r}")
+    names = predicted_names(classes, result.num_classes)
+    colors = predicted_colors(classes, len(names))
+    paths = output_paths(folder / name, outputs)
+    if not overwrite:
+        present = [path for path in paths.values() if path.exists()]
+        about = folder / CLASSES
+        if about.exists() and not _says(about, classes_json(names, colors)):
+            present.append(about)
+        if present:
+            raise FileExistsError(
+                f"{present[0]} would be replaced; choose another name or folder, or say "
+                "overwrite=True"
+            )
+    write_result(result, image, folder / name, classes, outputs)
+    write_classes(folder, names, colors)
+    return paths
 
 
 def write_png(picture: PILImage.Image, path: Path, kind: str) -> None:
@@ -147,3 +248,37 @@ def write_png(picture: PILImage.Image, path: Path, kind: str) -> None:
     level = {"compress_level": QUICK[kind]} if kind in QUICK else {}
     with written_whole(path) as aside:
         picture.save(aside, format="PNG", **level)
+
+
+def write_probs(probs: Tensor | ResizedMap, names: Sequence[str], path: Path) -> None:
+    """Write ``probs`` ``(C, H, W)`` as float16 and the names of the classes to an ``.npz`` file.
+
+    Only some classes are held at a time, whatever the size of the whole.
+    """
+    shape = len(names), *probs.shape[-2:]
+    header: dict[str, Any] = {"descr": "<f2", "fortran_order": False, "shape": shape}
+    with (
+        written_whole(path) as aside,
+        zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+    ):
+        with archive.open("probs.npy", "w", force_zip64=True) as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for part in map_parts(probs):
+                levels = part.to(torch.float16).cpu().contiguous().numpy()
+                file.write(levels.astype("<f2", copy=False).data)
+        with archive.open("classes.npy", "w") as file:
+            np.lib.format.write_array(file, np.array(names), allow_pickle=False)
+
+
+def write_classes(folder: Path, names: Sequence[str], colors: Sequence[Color]) -> None:
+    """Write which index and colour each class has, for programs and for people."""
+    text = classes_json(names, colors)
+    if (folder / LEGEND).exists() and _says(folder / CLASSES, text):
+        return
+    write_png(legend(names, colors), folder / LEGEND, "legend")
+    with written_whole(folder / CLASSES) as aside:
+        aside.write_text(text)
+
+
+def _says(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(errors="replace") == text

@@ -1,6 +1,7 @@
 """The folder that masks are written to, and what is remembered of it.
 
 predictions.csv       one line for each file
+classes.json          index, name and colour of each class; legend.png: the same to look at
 NAME_label.png ...    what was made of it
 .predict/record.json  settings, network, and which outputs belong to which file
 .predict/rows/        the journal: what is done, a file for each process
@@ -22,12 +23,14 @@ from typing import Any, NamedTuple
 from selfadapt.files import make_folder, written_whole
 from selfadapt.journal import lock_rows
 from selfadapt.predict.inputs import Input
-from selfadapt.predict.outputs import OUTPUTS, output_paths
+from selfadapt.predict.outputs import CLASSES, LEGEND, OUTPUTS, output_paths
 from selfadapt.recipes import differences
 from selfadapt.version import __version__
 
 FORMAT = "selfadapt predictions 1"
 TABLE = "predictions.csv"
+ONCE = (TABLE, CLASSES, LEGEND)
+"""Files that a folder has once."""
 WORK = ".predict"
 PATIENCE = 60.0
 """Seconds to wait until what another process has written is seen here, too."""
@@ -134,6 +137,7 @@ class PredictFolder:
 
     def _check_inputs(self, inputs: Sequence[Input]) -> None:
         outputs = {os.path.realpath(path) for one in inputs for path in self.paths(one).values()}
+        outputs |= {os.path.realpath(self.path / name) for name in ONCE}
         for one in inputs:
             if os.path.realpath(one.path) in outputs:
                 raise ValueError(f"the input {one.path} would be replaced by an output")
@@ -148,7 +152,7 @@ class PredictFolder:
         """Refuse to write where there are files that no earlier run has written."""
         paths = [path for one in new for path in self.paths(one).values()]
         if not (self.work / "record.json").exists():
-            paths.append(self.path / TABLE)
+            paths += [self.path / name for name in ONCE]
         if present := [path for path in paths if path.exists()]:
             more = f" and {len(present) - 1} more" if len(present) > 1 else ""
             raise FileExistsError(
@@ -248,7 +252,7 @@ def _stays_inside(record: Mapping[str, Any]) -> bool:
 def _outputs_of(folder: Path, record: Mapping[str, Any]) -> Iterator[Path]:
     """Yield all files and folders that the runs of a record write, in full."""
     folder = Path(os.path.abspath(folder))
-    yield folder / TABLE
+    yield from (folder / name for name in ONCE)
     for file, name in record["names"].items():
         video = Input(Path(file)).is_video
         yield from output_paths(folder / name, record["identity"]["outputs"], video=video).values()

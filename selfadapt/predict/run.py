@@ -16,10 +16,11 @@ from pathlib import Path
 
 from selfadapt.data.reading import size_of_file
 from selfadapt.journal import Journal, Row
-from selfadapt.labels import predicted_names
+from selfadapt.labels import Classes, predicted_colors, predicted_names
 from selfadapt.methods import Segments
 from selfadapt.predict.frames import VideoWork
 from selfadapt.predict.inputs import Input
+from selfadapt.predict.outputs import write_classes
 from selfadapt.predict.record import PATIENCE, TABLE, Key, PredictFolder
 from selfadapt.predict.stream import Outcome, predict, stream
 from selfadapt.predict.table import append_to_table, write_table
@@ -56,7 +57,7 @@ class Run:
         folder: Where outputs go, opened.
         journal: What is done already.
         method: Segments an image.
-        classes: The names of what it finds.
+        classes: The names of what it finds, with colours if they are a mapping.
         inputs: The files.
         show: Is told how far it has come.
     """
@@ -66,7 +67,7 @@ class Run:
         folder: PredictFolder,
         journal: Journal[Key],
         method: Segments,
-        classes: Sequence[str] | None,
+        classes: Classes | None,
         inputs: Sequence[Input],
         show: Show = lambda done, total, doing: None,
     ) -> None:
@@ -242,6 +243,10 @@ class Run:
             for note in row.get("notes", ()):
                 notes.setdefault(note, []).append(str(one.path))
         self._write_table(rows)
+        number = next((len(row["shares"]) for row in rows.values() if "shares" in row), 0)
+        if number:
+            classes = predicted_names(self.classes, number)
+            write_classes(self.folder.path, classes, predicted_colors(self.classes, number))
         self.folder.sweep(self.inputs)
         return Summary(
             num_files=len(self.inputs),

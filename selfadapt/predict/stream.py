@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.devices import num_cores
 from selfadapt.engine import described
 from selfadapt.images import Image, num_pictures, read_image
+from selfadapt.labels import Classes
 from selfadapt.models.interface import Interface
 from selfadapt.predict.outputs import DEFAULT, Masks, masks_of, write_result
 from selfadapt.result import Result
@@ -61,12 +62,13 @@ def predict(
     method: Callable[[Image], Result],
     images: Sequence[Path],
     bases: Sequence[Path],
-    classes: Sequence[str] | None = None,
+    classes: Classes | None = None,
     outputs: Sequence[str] = DEFAULT,
     record: Record = lambda key, outcome: None,
 ) -> Outcomes:
     """Segment image files and write theirs; yield what came of each, see ``stream``."""
-    return stream(method, image_units(method, images, bases, outputs), classes, record)
+    units = image_units(method, images, bases, outputs)
+    return stream(method, units, classes, record, probs="probs" in outputs)
 
 
 def image_units(
@@ -99,8 +101,10 @@ def picture_notes(path: Path) -> tuple[str, ...]:
 def stream(
     method: Callable[[Image], Result],
     units: Units,
-    classes: Sequence[str] | None = None,
+    classes: Classes | None = None,
     record: Record = lambda key, outcome: None,
+    *,
+    probs: bool = False,
 ) -> Outcomes:
     """Segment each image and write its files; yield what came of it, or why nothing did.
 
@@ -110,15 +114,17 @@ def stream(
     image by then, ``record`` is called at once, by the thread that wrote the files. What ends the
     network's work, Ctrl-C among it, is raised after what was segmented before is written and
     yielded. Whoever stops before the end closes the generator, which ends its threads; what they
-    have begun to write becomes whole.
+    have begun to write becomes whole. With ``probs``, the probabilities are kept until they are
+    written, those of one image at a time.
     """
+    most = 1 if probs else WAITING
     waiting: deque[tuple[Any, Future[Outcome] | Exception]] = deque()
     num_writers = min(WAITING, num_cores())
     with closing(units), _threads(1) as reader, _threads(num_writers) as writers:
         try:
             for unit in _ahead(reader, units):
-                done = _segment(method, unit, classes)
-                while len(waiting) >= WAITING:
+                done = _segment(method, unit, classes, probs)
+                while len(waiting) >= most:
                     yield _written(*waiting.popleft())
                 if isinstance(done, Exception):
                     record(unit.key, done)
@@ -163,7 +169,7 @@ def _ahead(reader: ThreadPoolExecutor, units: Units) -> Iterator[Unit]:
 
 
 def _segment(
-    method: Callable[[Image], Result], unit: Unit, classes: Sequence[str] | None
+    method: Callable[[Image], Result], unit: Unit, classes: Classes | None, probs: bool
 ) -> tuple[Result, Masks] | Exception:
     """Return the result without its maps, and what is written of it; or what failed."""
     if isinstance(unit.image, Exception):
@@ -176,12 +182,12 @@ def _segment(
         raise
     except Exception as error:  # the network's
         return ValueError(f"the network failed: {described(error)}")
-    probs = result.probs.new_empty((len(result.probs), 0, 0))
-    slim = replace(
-        result, probs=probs, source_probs=None, fused_probs=None, pseudo_label=None,
+    none = torch.empty(result.num_classes, 0, 0)
+    slim = result._replace(
+        probs=none, source_probs=None, fused_probs=None, pseudo_label=None, image=None,
         notes=(*unit.notes, *result.notes),
     )  # fmt: skip
-    return slim, masks_of(result, classes)
+    return slim, masks_of(result, classes, probs=probs)
 
 
 def _write(unit: Unit, result: Result, masks: Masks, record: Record) -> Outcome:

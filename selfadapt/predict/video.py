@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,12 @@ from PIL import Image as PILImage
 from selfadapt.extras import need
 from selfadapt.files import written_whole
 from selfadapt.images import colored
-from selfadapt.labels import class_colors
+from selfadapt.labels import Color
 from selfadapt.predict.outputs import Masks, panel, side_by_side
 
 USUAL_RATE = Fraction(25)
 """Frames a second of a video that does not say."""
 CODEC = {"name": "libx264", "options": {"crf": "18", "preset": "veryfast"}}
-COLUMNS = {"overlay": 2, "panel": 4}
-"""How many pictures stand side by side; others stand alone."""
 
 
 @dataclass
@@ -128,7 +127,12 @@ def pixels(frame: Any) -> np.ndarray:
 
 
 def write_videos(
-    path: Path, paths: dict[str, Path], reading: Reading, masks_at: Callable[[int], Masks | None]
+    path: Path,
+    paths: dict[str, Path],
+    reading: Reading,
+    masks_at: Callable[[int], Masks | None],
+    names: Sequence[str],
+    colors: Sequence[Color],
 ) -> None:
     """Read a video once more and write what was made of it.
 
@@ -137,10 +141,13 @@ def write_videos(
         paths: The videos to write, by what they show.
         reading: What was found out when it was read.
         masks_at: Gives what is to be shown of a frame; None: that frame could not be segmented.
+        names: The classes.
+        colors: Theirs.
 
     Raises:
         ValueError: It cannot be read any more.
     """
+    draw = partial(_pictures, kinds=tuple(paths), names=names, colors=colors)
     again = Reading()
     with ExitStack() as stack:
         asides = {kind: stack.enter_context(written_whole(p)) for kind, p in paths.items()}
@@ -153,7 +160,7 @@ def write_videos(
             time: int | None = number
             if reading.varies and start is not None:
                 time = None if frame.pts is None else frame.pts - start
-            for kind, picture in _pictures(image, masks_at(number), tuple(paths)).items():
+            for kind, picture in draw(image, masks_at(number)).items():
                 if kind not in writers:
                     varies = reading.varies and start is not None
                     base = frame.time_base if varies else 1 / reading.rate
@@ -169,21 +176,24 @@ def write_videos(
 
 
 def _pictures(
-    image: PILImage.Image, masks: Masks | None, kinds: Sequence[str]
+    image: PILImage.Image,
+    masks: Masks | None,
+    kinds: Sequence[str],
+    names: Sequence[str],
+    colors: Sequence[Color],
 ) -> dict[str, PILImage.Image]:
     """Return the pictures of a frame; what could not be segmented is black."""
-    if masks is None:
-        black = PILImage.new("RGB", image.size)
-        rows = {kind: (image, *[black] * (COLUMNS.get(kind, 2) - 1)) for kind in kinds}
-        return {
-            kind: side_by_side(*row) if kind in COLUMNS else row[-1] for kind, row in rows.items()
-        }
-    painted = colored(masks.label, class_colors(masks.names))
+    black = PILImage.new("RGB", image.size)
+    painted = black if masks is None else colored(masks.label, colors)
     makers: dict[str, Callable[[], PILImage.Image]] = {
         "color": lambda: painted,
-        "overlay": lambda: side_by_side(image, PILImage.blend(image, painted, 0.5)),
-        "confidence": lambda: PILImage.fromarray(masks.confidence.numpy()).convert("RGB"),
-        "panel": lambda: panel(masks, image, painted),
+        "overlay": lambda: side_by_side(
+            image, black if masks is None else PILImage.blend(image, painted, 0.5)
+        ),
+        "confidence": lambda: (
+            black if masks is None else PILImage.fromarray(masks.confidence.numpy()).convert("RGB")
+        ),
+        "panel": lambda: panel(masks, image, names, colors),
     }
     return {kind: makers[kind]() for kind in kinds}
 
