@@ -70,6 +70,30 @@ def lock(file: int) -> bool:
     return True
 
 
+_LOCKED: set[int] = set()
+"""Open files that this process has locked, and forked processes close."""
+
+
+def hold(file: int) -> None:
+    """Keep a locked file from processes forked later: they would hold the lock while they live."""
+    _LOCKED.add(file)
+
+
+def release(file: int) -> None:
+    """Close a file that is held: others may lock it."""
+    _LOCKED.remove(file)
+    os.close(file)
+
+
+def _close_locked() -> None:
+    while _LOCKED:
+        os.close(_LOCKED.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_locked)
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, and those it lies in, unless it is there."""
     try:

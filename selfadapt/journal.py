@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from zlib import crc32
 
-from selfadapt.files import lock
+from selfadapt.files import hold, lock, release
 
 Row = dict[str, Any]
 K = TypeVar("K", bound=tuple)
@@ -38,12 +38,13 @@ class Journal(Generic[K]):
         self._read: dict[Path, int] = {}
         own = folder / f"{rank:04}.jsonl"
         self._file = lock_rows(own)
+        hold(self._file)
         self._synced = time.monotonic()
         try:
             self.refresh()
             os.ftruncate(self._file, self._read.get(own, 0))  # a line that was cut short goes
         except BaseException:
-            os.close(self._file)
+            release(self._file)
             raise
 
     def refresh(self) -> None:
@@ -87,7 +88,7 @@ class Journal(Generic[K]):
     def close(self) -> None:
         """Write out all rows and let go of the file."""
         self.sync()
-        os.close(self._file)
+        release(self._file)
 
     def _note(self, row: Row) -> None:
         key = _key_of(row, self.kind)

@@ -328,6 +328,42 @@ def test_a_run_killed_with_the_hardest_signal_goes_on_to_the_same_result(
     assert_same_result(result_of(run), result_of(whole))
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_readers_end_with_a_run_that_is_killed_in_validation(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    """Then they have more to send than anybody will read."""
+    large = write_domain(tmp_path / "large", 40, 3, ((512, 384),))
+    machine = {"measure": False, "workers": 2, "accelerator": "cpu"}
+    changed = {**content, "validation": domain(large), "machine": machine, "epochs": 1}
+    path, run = write_recipe(tmp_path / "r.yaml", changed), tmp_path / "run"
+    process = start_cli("train", path, "-o", run)
+    begun = time.monotonic()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    readers: list[str] = []
+    while len(readers) < 4:  # those of the batches are still there
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() - begun < SECONDS
+        readers = children.read_text().split()
+        time.sleep(0.005)
+    time.sleep(0.5)
+    process.kill()
+    process.wait()
+    with closing(RunFolder(run)) as folder:
+        folder.prepare(overwrite=False)  # nobody else trains here
+    begun = time.monotonic()
+    while any(is_running(reader) for reader in readers):
+        assert time.monotonic() - begun < 20
+        time.sleep(0.05)
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_run_that_is_asked_to_stop_saves_its_state(
     whole: Path, content: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -433,7 +469,7 @@ def test_a_run_on_other_images_is_not_touched(
 def test_a_run_goes_on_where_its_data_has_moved_to(
     whole: Path, content: dict[str, Any], tmp_path: Path, half: Path
 ) -> None:
-    moved = tmp_path / "moved"
+    moved = tmp_path / "moved" / "source"
     shutil.copytree(content["source"]["root"], moved)
     train(as_config({**content, "source": {**content["source"], "root": str(moved)}}), half)
     assert_same_result(result_of(half), result_of(whole))

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from selfadapt.files import lock, make_folder, written_whole
+from selfadapt.files import hold, lock, make_folder, release, written_whole
 from selfadapt.models.checkpoint import packed
 from selfadapt.recipes import differences
 from selfadapt.train.average import WeightAverage
@@ -79,11 +79,14 @@ class RunFolder:
         From here on no other process can train in it, until ``close``.
         """
         make_folder(self.path)
-        self._hold = os.open(self.path, os.O_RDONLY)
-        if not lock(self._hold):
+        folder = os.open(self.path, os.O_RDONLY)
+        if not lock(folder):
+            os.close(folder)
             raise ValueError(
                 f"another process is training in {self.path}; wait for it, or give another folder"
             )
+        hold(folder)
+        self._hold = folder
         patterns = [f".{name}.*.part" for name in WRITTEN]
         for pattern in (*patterns, *(WRITTEN if overwrite else ())):
             for path in self.path.glob(pattern):
@@ -92,7 +95,7 @@ class RunFolder:
     def close(self) -> None:
         """Let other processes train here."""
         if self._hold is not None:
-            os.close(self._hold)
+            release(self._hold)
             self._hold = None
 
     def save(
