@@ -435,12 +435,81 @@ def test_a_torn_state_is_said_to_be_torn(
     assert "use --overwrite to start anew" in said
 
 
+@pytest.mark.parametrize("place", [0.01, 0.1, 0.5, 0.9])
+def test_a_flipped_bit_of_a_state_is_noticed(
+    content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any, place: float
+) -> None:
+    """In the header, in weights and in momentum."""
+    state = half / "state.safetensors"
+    damaged = bytearray(state.read_bytes())
+    damaged[int(place * len(damaged))] ^= 1
+    state.write_bytes(damaged)
+    assert str(state) in refused(content, tmp_path, half, capsys)
+
+
+@pytest.mark.parametrize("change", ["cut", "flipped", "gone"])
+def test_a_finished_run_keeps_its_best_network_when_the_file_of_its_epoch_is_damaged(
+    whole: Path, content: dict[str, Any], tmp_path: Path, capsys: Any, change: str
+) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    best = json.loads((run / "summary.json").read_text())["best"]["epoch"]
+    kept = run / f"epoch_{best:03}.safetensors"
+    damage(kept, change)
+    said = refused(content, tmp_path, run, capsys)
+    reason = "is gone" if change == "gone" else "is not as it was written"
+    assert f"{kept} {reason}; copy {run / 'best.safetensors'} there" in said
+    shutil.copy(run / "best.safetensors", kept)
+    train(as_config(content), run)
+    assert_same_result(result_of(run), result_of(whole))
+
+
+@pytest.mark.parametrize("change", ["cut", "gone"])
+def test_a_run_does_not_go_on_without_the_best_network_so_far(
+    content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any, change: str
+) -> None:
+    kept = sorted(half.glob("epoch_*.safetensors"))[-1]
+    damage(kept, change)
+    said = refused(content, tmp_path, half, capsys)
+    assert f"{kept} is" in said
+    assert "restore it, or use --overwrite to start anew" in said
+
+
+def damage(path: Path, change: str) -> None:
+    if change == "gone":
+        path.unlink()
+    elif change == "cut":
+        path.write_bytes(path.read_bytes()[:-10])
+    else:
+        content = bytearray(path.read_bytes())
+        content[-10] ^= 1
+        path.write_bytes(content)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for open files in /proc")
+def test_a_run_that_goes_on_holds_no_state_that_was_replaced(
+    content: dict[str, Any], half: Path
+) -> None:
+    """A file that is mapped takes room on the disk until it is not, though it has no name."""
+    mapped = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = Trainer.step
+
+        def step(*args: Any) -> Any:
+            lines = Path("/proc/self/maps").read_text().splitlines()
+            mapped.extend(line for line in lines if f"{half}/state.safetensors" in line)
+            return real(*args)
+
+        patch.setattr(Trainer, "step", step)
+        train(as_config(content), half)
+    assert mapped == []
+
+
 def test_a_foreign_file_is_no_state(content: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
     run.mkdir()
     save_file({"a": torch.zeros(3)}, run / "state.safetensors")
     said = refused(content, tmp_path, run, capsys)
-    assert "must be of the format 'selfadapt training state 1' to go on from, got None" in said
+    assert "must be of the format 'selfadapt training state 2' to go on from, got None" in said
     save_file({"a": torch.zeros(3)}, run / "state.safetensors", {"format": "pt"})
     assert "got 'pt'" in refused(content, tmp_path, run, capsys)
 
