@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from selfadapt.files import make_folder, written_whole
+from selfadapt.files import make_folder, remove_parts, written_whole
 from selfadapt.journal import each_row, lock_rows
 from selfadapt.models.spec import fingerprint
 from selfadapt.protocol.domains import Domain
@@ -73,6 +73,9 @@ class RunFolder:
             self._compare_files(domains)
         if self.rank == 0:
             make_folder(self.path)
+            remove_parts(self.path, "record.json", "chosen.json")
+            remove_parts(self.path / "tables", "*.csv")
+            remove_parts(self.path / "pictures", "*.png", "index.json")
             self._write_json("record.json", _record(config, identity, models, domains, device))
         self._compare(identity)
         make_folder(self.rows)
