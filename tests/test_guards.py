@@ -10,7 +10,7 @@ import pytest
 import yaml
 from PIL import Image, ImageOps
 
-from evaluations import Place, copy_domains, fail_on, make_place, small
+from evaluations import Place, copy_domains, fail_on, files_of, make_place, small, tables_of
 from runs import CLASSES, run_cli
 from selfadapt.baselines import SaNOnly
 from selfadapt.files import file_name
@@ -53,6 +53,30 @@ def test_other_files_under_the_same_names_are_noticed(
     assert "01 of dim or its label is another file" in refused(capsys)
     assert (tmp_path / "run" / "record.json").read_text() == before
     assert evaluate(small(mine), tmp_path / "run", "--overwrite") == 0
+
+
+@pytest.mark.parametrize("kind", ["images", "labels"])
+def test_a_file_that_was_another_one_for_a_time_can_be_retried(
+    place: Place, tmp_path: Path, capsys: Any, kind: str
+) -> None:
+    mine = copy_domains(place, tmp_path)
+    content = small(mine, pictures=1)
+    path = tmp_path / "dim" / kind / "01.png"
+    good = path.read_bytes()
+    with Image.open(path) as picture:
+        flipped = ImageOps.flip(picture)
+    flipped.save(path, compress_level=1)
+    run = tmp_path / "run"
+    assert evaluate(content, run) == 0
+    path.write_bytes(good)
+    assert evaluate(content, run) == 2
+    assert "put it back, use --retry to segment it as it is now" in refused(capsys)
+    assert evaluate(content, run, "--retry") == 0
+    assert evaluate(content, run) == 0
+    assert evaluate(content, tmp_path / "fresh") == 0
+    assert tables_of(run) == tables_of(tmp_path / "fresh")
+    pictures = [files_of(folder / "pictures") for folder in (run, tmp_path / "fresh")]
+    assert pictures[0] == pictures[1]
 
 
 def test_an_image_that_failed_may_be_another_one(place: Place, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def evaluate(
         folder: Where the run is written. A run of the same recipe and networks that is there goes
             on; rows that are there are not done again.
         overwrite: Start anew, in the place of a run that is there.
-        retry: Try images again that could not be read.
+        retry: Try images again that could not be segmented, or were other files then.
         only_tune: Choose settings on the validation domain, and do not touch a target.
         trust: Run the functions of networks at ``MODULE:FUNCTION``.
 
@@ -101,12 +101,8 @@ def evaluate(
             warnings.warn(f"{domain.label}: {note}", stacklevel=2)
     check_trials(config, models)
     place = RunFolder(Path(folder), rank, world)
-    place.open(config, models, domains, device, overwrite=overwrite)
+    place.open(config, models, domains, device, overwrite=overwrite, retry=retry)
     with closing(Journal(place.rows, Key, rank)) as journal, _threads(config.threads, device):
-        if retry:
-            if world > 1:
-                raise ValueError("several processes cannot retry together: start one with --retry")
-            journal.forget_errors()
         run = Evaluation(config, domains, models, journal, rank, world)
         choices = run.tune()
         if rank == 0:
