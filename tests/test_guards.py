@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -334,3 +335,32 @@ def test_the_demo_does_without_methods_that_a_network_cannot_take(
     assert run_cli("demo", *words, "-o", tmp_path / "demo") == 0
     assert "note: without tent: " in capsys.readouterr().err
     assert (tmp_path / "demo" / "report.html").exists()
+
+
+def test_advice_of_libraries_to_run_code_does_not_reach_the_user(
+    place: Place, tmp_path: Path, capsys: Any
+) -> None:
+    pytest.importorskip("transformers")
+    net = tmp_path / "net"
+    net.mkdir()
+    code = {"AutoConfig": "code.C", "AutoModelForSemanticSegmentation": "code.M"}
+    (net / "config.json").write_text(json.dumps({"model_type": "m", "auto_map": code}))
+    (net / "code.py").write_text("raise SystemExit('it was run')")
+    networks = {"one": {"place": f"hf:{net}"}}
+    assert evaluate(small(place, networks=networks), tmp_path / "run") == 2
+    said = capsys.readouterr().err
+    assert f"hf:{net} cannot be opened" in said
+    assert "contains custom code" in said
+    assert "trust_remote_code" not in said
+
+
+def test_notes_of_libraries_do_not_advise_to_run_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def warn(*_: Any, **__: Any) -> None:
+        warnings.warn("It is an old file. Set weights_only=False.\nIt is slow.", stacklevel=2)
+        warnings.warn("Pass allow_pickle=True.", stacklevel=2)
+
+    monkeypatch.setattr("selfadapt.cli.runs.write_report", warn)
+    assert run_cli("report", "run", "-o", "out") == 0
+    assert capsys.readouterr().err == "note: It is an old file. It is slow.\n"

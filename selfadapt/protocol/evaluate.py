@@ -36,6 +36,7 @@ from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.data import Sample
 from selfadapt.devices import find_device, process_number
 from selfadapt.engine.network import described
+from selfadapt.extras import without_unsafe_advice
 from selfadapt.images import enlarged, read_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names
@@ -391,7 +392,7 @@ def _threads(number: int, device: torch.device) -> Iterator[None]:
 
 
 def _reason(trial: Trial, error: Exception) -> str:
-    return f"{trial.method} failed: {described(error)}"
+    return f"{trial.method} failed: {without_unsafe_advice(described(error))}"
 
 
 def _autocast(precision: str, model: Any) -> torch.autocast:
