@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jsonargparse import set_parsing_settings
@@ -88,8 +89,8 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _show_warning(text: Warning | str, *_: object, **__: object) -> None:
-    if kept := without_unsafe_advice(str(text)):
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    if kept := without_unsafe_advice(str(message)):
         print(f"note: {kept}", file=sys.stderr)
 
 
