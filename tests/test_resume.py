@@ -649,6 +649,31 @@ def test_a_full_disk_leaves_the_state_before(
     assert_same_result(result_of(run), result_of(whole))
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+def test_a_full_disk_under_the_log_is_said_in_one_line(
+    whole: Path, content: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "run"
+    path = write_recipe(tmp_path / "r.yaml", content)
+    with pytest.MonkeyPatch.context() as patch:
+        real = Trainer.step
+
+        def step(*args: Any) -> Any:
+            if args[-1] == 7:
+                (run / "log.csv").unlink()
+                (run / "log.csv").symlink_to("/dev/full")
+            return real(*args)
+
+        patch.setattr(Trainer, "step", step)
+        assert run_cli("train", path, "-o", run) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"{run / 'log.csv'} could not be written to (No space left on device)" in said
+    (run / "log.csv").unlink()
+    assert run_cli("train", path, "-o", run) == 0
+    best = [load_file(folder / "best.safetensors") for folder in (run, whole)]
+    assert_same_tensors(*best)
+
+
 def test_a_full_disk_while_a_network_is_kept_is_said_in_one_line(
     whole: Path, content: dict[str, Any], tmp_path: Path, capsys: Any
 ) -> None:

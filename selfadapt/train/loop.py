@@ -21,7 +21,7 @@ from selfadapt.files import written_whole
 from selfadapt.metrics import iou
 from selfadapt.models.checkpoint import save_model
 from selfadapt.train.augment import AugmentConfig
-from selfadapt.train.fabric import make_fabric, num_workers, stop_signals
+from selfadapt.train.fabric import lost_processes, make_fabric, num_workers, stop_signals
 from selfadapt.train.folder import RunFolder, State, file_checksum, restore
 from selfadapt.train.loader import Batch, BatchOrder, read_batches
 from selfadapt.train.log import Log, draw_curves, progress_line
@@ -51,7 +51,11 @@ def train(config: TrainConfig, folder: str | Path, *, overwrite: bool = False) -
     best = []
     devices = [fabric.device] if fabric.device.type == "cuda" else []
     for one, place in config.runs(Path(folder)):
-        with closing(RunFolder(place)) as where, torch.random.fork_rng(devices=devices):
+        with (
+            closing(RunFolder(place)) as where,
+            torch.random.fork_rng(devices=devices),
+            lost_processes(fabric.world_size),
+        ):
             run = Run(one, where, source, validation, fabric)
             run.start(overwrite=overwrite)
             run.train()
