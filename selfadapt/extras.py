@@ -1,7 +1,14 @@
 """Libraries that only some networks need."""
 
+import re
 from importlib import import_module
 from types import ModuleType
+
+PROTECTIONS = re.compile(
+    "trust_remote_code|weights_only|safe_globals|allow_pickle|MAX_IMAGE_PIXELS|"
+    "LOAD_TRUNCATED_IMAGES|unsafe_"
+)
+"""Switches of libraries that keep files from running code or taking all memory."""
 
 
 def need(module: str, extra: str) -> ModuleType:
@@ -13,3 +20,16 @@ def need(module: str, extra: str) -> ModuleType:
             f"this needs the library {module}, which is not installed; "
             f"install it with: pip install 'selfadapt[{extra}]'"
         ) from error
+
+
+def without_unsafe_advice(message: str) -> str:
+    """Return a message of a library without the sentences on how to switch a protection off.
+
+    Example:
+        >>> without_unsafe_advice("a.pt holds code. Pass weights_only=False to run it.")
+        'a.pt holds code.'
+    """
+    if not PROTECTIONS.search(message):
+        return message
+    sentences = re.split(r"(?<=[.!?])\s+|\n", message)
+    return " ".join(s for s in sentences if s and not PROTECTIONS.search(s))

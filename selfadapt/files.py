@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,31 @@ def written_whole(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # on a disk that cannot be written to
             aside.unlink(missing_ok=True)
+
+
+def remove_parts(folder: Path, *names: str) -> None:
+    """Remove what processes that are gone have left half written.
+
+    Args:
+        folder: Where they wrote.
+        names: The names of what they wrote, as patterns; anything else stays.
+    """
+    for aside in (path for name in names for path in folder.glob(f".{name}.*.part")):
+        process = aside.name.split(".")[-2]
+        if process.isdecimal() and not _is_running(int(process)):
+            shutil.rmtree(aside) if aside.is_dir() else aside.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt":  # where looking for a process would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it is somebody else's
+        pass
+    return True
 
 
 def file_name(text: str) -> str:
@@ -68,6 +94,30 @@ def lock(file: int) -> bool:
     except OSError:  # this disk knows none
         pass
     return True
+
+
+_LOCKED: set[int] = set()
+"""Open files that this process has locked, and forked processes close."""
+
+
+def hold(file: int) -> None:
+    """Keep a locked file from processes forked later: they would hold the lock while they live."""
+    _LOCKED.add(file)
+
+
+def release(file: int) -> None:
+    """Close a file that is held: others may lock it."""
+    _LOCKED.remove(file)
+    os.close(file)
+
+
+def _close_locked() -> None:
+    while _LOCKED:
+        os.close(_LOCKED.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_locked)
 
 
 def make_folder(path: Path) -> None:

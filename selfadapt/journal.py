@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from zlib import crc32
 
-from selfadapt.files import lock
+from selfadapt.files import hold, lock, release, written_whole
 
 Row = dict[str, Any]
 K = TypeVar("K", bound=tuple)
@@ -38,12 +38,13 @@ class Journal(Generic[K]):
         self._read: dict[Path, int] = {}
         own = folder / f"{rank:04}.jsonl"
         self._file = lock_rows(own)
+        hold(self._file)
         self._synced = time.monotonic()
         try:
             self.refresh()
             os.ftruncate(self._file, self._read.get(own, 0))  # a line that was cut short goes
         except BaseException:
-            os.close(self._file)
+            release(self._file)
             raise
 
     def refresh(self) -> None:
@@ -56,10 +57,8 @@ class Journal(Generic[K]):
 
     def write(self, row: Row) -> None:
         """Append a row."""
-        text = json.dumps(row, separators=(",", ":"))
-        line = f"{crc32(text.encode()):08x} {text}\n".encode()
         try:
-            rest = line
+            rest = _line(row)
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError as error:
@@ -87,7 +86,7 @@ class Journal(Generic[K]):
     def close(self) -> None:
         """Write out all rows and let go of the file."""
         self.sync()
-        os.close(self._file)
+        release(self._file)
 
     def _note(self, row: Row) -> None:
         key = _key_of(row, self.kind)
@@ -138,6 +137,24 @@ def read_errors(folder: Path, kind: type[K]) -> dict[K, str]:
     return {key: reason for key, reason in errors.items() if key not in done}
 
 
+def drop_rows(folder: Path, drop: Callable[[Row], bool]) -> None:
+    """Remove rows of a run that no process is at."""
+    for path in sorted(folder.glob("*.jsonl")):
+        file = lock_rows(path)
+        try:
+            if not any(drop(row) for row, _ in _rows(path, 0)):
+                continue
+            with written_whole(path) as aside, aside.open("wb") as kept:
+                kept.writelines(_line(row) for row, _ in _rows(path, 0) if not drop(row))
+        finally:
+            os.close(file)
+
+
+def _line(row: Row) -> bytes:
+    text = json.dumps(row, separators=(",", ":"))
+    return f"{crc32(text.encode()):08x} {text}\n".encode()
+
+
 def _rows(path: Path, start: int, *, again: bool = False) -> Iterator[tuple[Row, int]]:
     """Yield the whole rows of a file from a byte on, and where each ends.
 
@@ -167,4 +184,7 @@ def lock_rows(path: Path) -> int:
     if not lock(file):
         os.close(file)
         raise ValueError(f"another process writes to {path}; wait for it, or give another folder")
+    if not path.exists() or not os.path.samestat(os.fstat(file), path.stat()):
+        os.close(file)  # it has been replaced in between
+        return lock_rows(path)
     return file

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 from PIL import Image, ImageOps
 
-from evaluations import Place, copy_domains, fail_on, make_place, small
+from evaluations import Place, copy_domains, fail_on, files_of, make_place, small, tables_of
 from runs import CLASSES, run_cli
 from selfadapt.baselines import SaNOnly
 from selfadapt.files import file_name
@@ -53,6 +54,30 @@ def test_other_files_under_the_same_names_are_noticed(
     assert "01 of dim or its label is another file" in refused(capsys)
     assert (tmp_path / "run" / "record.json").read_text() == before
     assert evaluate(small(mine), tmp_path / "run", "--overwrite") == 0
+
+
+@pytest.mark.parametrize("kind", ["images", "labels"])
+def test_a_file_that_was_another_one_for_a_time_can_be_retried(
+    place: Place, tmp_path: Path, capsys: Any, kind: str
+) -> None:
+    mine = copy_domains(place, tmp_path)
+    content = small(mine, pictures=1)
+    path = tmp_path / "dim" / kind / "01.png"
+    good = path.read_bytes()
+    with Image.open(path) as picture:
+        flipped = ImageOps.flip(picture)
+    flipped.save(path, compress_level=1)
+    run = tmp_path / "run"
+    assert evaluate(content, run) == 0
+    path.write_bytes(good)
+    assert evaluate(content, run) == 2
+    assert "put it back, use --retry to segment it as it is now" in refused(capsys)
+    assert evaluate(content, run, "--retry") == 0
+    assert evaluate(content, run) == 0
+    assert evaluate(content, tmp_path / "fresh") == 0
+    assert tables_of(run) == tables_of(tmp_path / "fresh")
+    pictures = [files_of(folder / "pictures") for folder in (run, tmp_path / "fresh")]
+    assert pictures[0] == pictures[1]
 
 
 def test_an_image_that_failed_may_be_another_one(place: Place, tmp_path: Path) -> None:
@@ -310,3 +335,32 @@ def test_the_demo_does_without_methods_that_a_network_cannot_take(
     assert run_cli("demo", *words, "-o", tmp_path / "demo") == 0
     assert "note: without tent: " in capsys.readouterr().err
     assert (tmp_path / "demo" / "report.html").exists()
+
+
+def test_advice_of_libraries_to_run_code_does_not_reach_the_user(
+    place: Place, tmp_path: Path, capsys: Any
+) -> None:
+    pytest.importorskip("transformers")
+    net = tmp_path / "net"
+    net.mkdir()
+    code = {"AutoConfig": "code.C", "AutoModelForSemanticSegmentation": "code.M"}
+    (net / "config.json").write_text(json.dumps({"model_type": "m", "auto_map": code}))
+    (net / "code.py").write_text("raise SystemExit('it was run')")
+    networks = {"one": {"place": f"hf:{net}"}}
+    assert evaluate(small(place, networks=networks), tmp_path / "run") == 2
+    said = capsys.readouterr().err
+    assert f"hf:{net} cannot be opened" in said
+    assert "contains custom code" in said
+    assert "trust_remote_code" not in said
+
+
+def test_notes_of_libraries_do_not_advise_to_run_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def warn(*_: Any, **__: Any) -> None:
+        warnings.warn("It is an old file. Set weights_only=False.\nIt is slow.", stacklevel=2)
+        warnings.warn("Pass allow_pickle=True.", stacklevel=2)
+
+    monkeypatch.setattr("selfadapt.cli.runs.write_report", warn)
+    assert run_cli("report", "run", "-o", "out") == 0
+    assert capsys.readouterr().err == "note: It is an old file. It is slow.\n"

@@ -567,6 +567,23 @@ def test_overwriting_starts_anew(place: Place, whole: Path, tmp_path: Path) -> N
     assert tables_of(run) == tables_of(whole)
 
 
+def test_what_killed_processes_left_half_written_is_removed(
+    place: Place, whole: Path, tmp_path: Path
+) -> None:
+    run = copied(whole, tmp_path / "run")
+    (run / "pictures").mkdir()
+    gone, there = 4999999, os.getppid()
+    names = ("record.json", "chosen.json", "tables/domains.csv", "pictures/a.png")
+    parts = [(run / name).with_name(f".{Path(name).name}.{gone}.part") for name in names]
+    kept = [run / f".chosen.json.{there}.part", run / f".mine.{gone}.part", run / "tables/.b.part"]
+    for path in (*parts, *kept):
+        path.write_text("half")
+    evaluated(small(place), run)
+    assert [path for path in parts if path.exists()] == []
+    assert [path for path in kept if not path.exists()] == []
+    assert tables_of(run) == tables_of(whole)
+
+
 def test_overwriting_keeps_other_files(place: Place, whole: Path, tmp_path: Path) -> None:
     run = copied(whole, tmp_path / "run")
     (run / "notes.txt").write_text("mine")

@@ -2,11 +2,14 @@
 
 import base64
 import csv
+import errno
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +20,7 @@ import torch
 import yaml
 from PIL import Image
 
+from evaluations import files_of
 from runs import run_cli, write_domain
 from selfadapt.models import create_model, save_model
 from selfadapt.protocol import DomainConfig, read_results
@@ -457,19 +461,57 @@ def test_files_of_others_are_not_replaced(root: Path, tmp_path: Path, capsys: An
 def test_a_report_that_was_killed_is_written_anew(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, times = Path.write_bytes, iter(range(1000))
-
-    def fail(self: Path, content: bytes) -> int:
-        if next(times) == 7:
-            raise KeyboardInterrupt
-        return write(self, content)
-
+    out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", fail)
-        assert run_cli("report", root / "run", "-o", tmp_path / "out") == 130
-    assert len(list((tmp_path / "out" / "tables").iterdir())) == 7
-    assert run_cli("report", root / "run", "-o", tmp_path / "out") == 0
-    assert not (tmp_path / "out" / ".report").exists()
+        patch.setattr(Path, "replace", at_call(7, Path.replace, KeyboardInterrupt()))
+        assert run_cli("report", root / "run", "-o", out) == 130
+    assert len(list((out / "tables").iterdir())) == 7
+    assert not (out / "report.html").exists()
+    (aside,) = out.glob(".report.*.part")
+    aside.rename(out / ".report.4999999.part")  # of no process that is running
+    assert run_cli("report", root / "run", "-o", out) == 0
+    assert not list(out.glob(".*"))
+
+
+def at_call(number: int, function: Callable[..., Any], error: BaseException) -> Callable[..., Any]:
+    """Return a function that raises when it is called for the ``number``-th time, from 0."""
+    times = iter(range(1000))
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if next(times) == number:
+            raise error
+        return function(*args, **kwargs)
+
+    return called
+
+
+@pytest.mark.parametrize("number", [0, 7, 20])
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (OSError(errno.ENOSPC, "full"), 2)], ids=repr
+)
+def test_the_report_before_stands_until_the_new_one_is_complete(
+    root: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any,
+    number: int, error: BaseException, code: int,
+) -> None:  # fmt: skip
+    out = Path(shutil.copytree(page.parent, tmp_path / "out"))
+    (out / "tables" / "of_before.csv").write_text("of the report before")
+    before = files_of(out)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", at_call(number, os.fsync, error))
+        assert run_cli("report", root / "run", "-o", out, "--overwrite") == code
+    assert files_of(out) == before
+    if code == 2:
+        said = capsys.readouterr().err
+        assert f"the report could not be written to {out} (full); nothing there was changed" in said
+
+
+def test_what_a_killed_report_left_is_removed(root: Path, page: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(page.parent, tmp_path / "out"))
+    for name in ("report.4999999", f"report.{os.getppid()}", "mine.4999999"):
+        (out / f".{name}.part").mkdir()
+    assert run_cli("report", root / "run", "-o", out, "--overwrite") == 0
+    left = {path.name for path in out.glob(".*")}
+    assert left == {f".report.{os.getppid()}.part", ".mine.4999999.part"}
 
 
 @pytest.mark.parametrize(

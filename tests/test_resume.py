@@ -328,6 +328,42 @@ def test_a_run_killed_with_the_hardest_signal_goes_on_to_the_same_result(
     assert_same_result(result_of(run), result_of(whole))
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_readers_end_with_a_run_that_is_killed_in_validation(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    """Then they have more to send than anybody will read."""
+    large = write_domain(tmp_path / "large", 40, 3, ((512, 384),))
+    machine = {"measure": False, "workers": 2, "accelerator": "cpu"}
+    changed = {**content, "validation": domain(large), "machine": machine, "epochs": 1}
+    path, run = write_recipe(tmp_path / "r.yaml", changed), tmp_path / "run"
+    process = start_cli("train", path, "-o", run)
+    begun = time.monotonic()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    readers: list[str] = []
+    while len(readers) < 4:  # those of the batches are still there
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() - begun < SECONDS
+        readers = children.read_text().split()
+        time.sleep(0.005)
+    time.sleep(0.5)
+    process.kill()
+    process.wait()
+    with closing(RunFolder(run)) as folder:
+        folder.prepare(overwrite=False)  # nobody else trains here
+    begun = time.monotonic()
+    while any(is_running(reader) for reader in readers):
+        assert time.monotonic() - begun < 20
+        time.sleep(0.05)
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_run_that_is_asked_to_stop_saves_its_state(
     whole: Path, content: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -399,12 +435,81 @@ def test_a_torn_state_is_said_to_be_torn(
     assert "use --overwrite to start anew" in said
 
 
+@pytest.mark.parametrize("place", [0.01, 0.1, 0.5, 0.9])
+def test_a_flipped_bit_of_a_state_is_noticed(
+    content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any, place: float
+) -> None:
+    """In the header, in weights and in momentum."""
+    state = half / "state.safetensors"
+    damaged = bytearray(state.read_bytes())
+    damaged[int(place * len(damaged))] ^= 1
+    state.write_bytes(damaged)
+    assert str(state) in refused(content, tmp_path, half, capsys)
+
+
+@pytest.mark.parametrize("change", ["cut", "flipped", "gone"])
+def test_a_finished_run_keeps_its_best_network_when_the_file_of_its_epoch_is_damaged(
+    whole: Path, content: dict[str, Any], tmp_path: Path, capsys: Any, change: str
+) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    best = json.loads((run / "summary.json").read_text())["best"]["epoch"]
+    kept = run / f"epoch_{best:03}.safetensors"
+    damage(kept, change)
+    said = refused(content, tmp_path, run, capsys)
+    reason = "is gone" if change == "gone" else "is not as it was written"
+    assert f"{kept} {reason}; copy {run / 'best.safetensors'} there" in said
+    shutil.copy(run / "best.safetensors", kept)
+    train(as_config(content), run)
+    assert_same_result(result_of(run), result_of(whole))
+
+
+@pytest.mark.parametrize("change", ["cut", "gone"])
+def test_a_run_does_not_go_on_without_the_best_network_so_far(
+    content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any, change: str
+) -> None:
+    kept = sorted(half.glob("epoch_*.safetensors"))[-1]
+    damage(kept, change)
+    said = refused(content, tmp_path, half, capsys)
+    assert f"{kept} is" in said
+    assert "restore it, or use --overwrite to start anew" in said
+
+
+def damage(path: Path, change: str) -> None:
+    if change == "gone":
+        path.unlink()
+    elif change == "cut":
+        path.write_bytes(path.read_bytes()[:-10])
+    else:
+        content = bytearray(path.read_bytes())
+        content[-10] ^= 1
+        path.write_bytes(content)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for open files in /proc")
+def test_a_run_that_goes_on_holds_no_state_that_was_replaced(
+    content: dict[str, Any], half: Path
+) -> None:
+    """A file that is mapped takes room on the disk until it is not, though it has no name."""
+    mapped = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = Trainer.step
+
+        def step(*args: Any) -> Any:
+            lines = Path("/proc/self/maps").read_text().splitlines()
+            mapped.extend(line for line in lines if f"{half}/state.safetensors" in line)
+            return real(*args)
+
+        patch.setattr(Trainer, "step", step)
+        train(as_config(content), half)
+    assert mapped == []
+
+
 def test_a_foreign_file_is_no_state(content: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
     run.mkdir()
     save_file({"a": torch.zeros(3)}, run / "state.safetensors")
     said = refused(content, tmp_path, run, capsys)
-    assert "must be of the format 'selfadapt training state 1' to go on from, got None" in said
+    assert "must be of the format 'selfadapt training state 2' to go on from, got None" in said
     save_file({"a": torch.zeros(3)}, run / "state.safetensors", {"format": "pt"})
     assert "got 'pt'" in refused(content, tmp_path, run, capsys)
 
@@ -433,7 +538,7 @@ def test_a_run_on_other_images_is_not_touched(
 def test_a_run_goes_on_where_its_data_has_moved_to(
     whole: Path, content: dict[str, Any], tmp_path: Path, half: Path
 ) -> None:
-    moved = tmp_path / "moved"
+    moved = tmp_path / "moved" / "source"
     shutil.copytree(content["source"]["root"], moved)
     train(as_config({**content, "source": {**content["source"], "root": str(moved)}}), half)
     assert_same_result(result_of(half), result_of(whole))
@@ -542,6 +647,31 @@ def test_a_full_disk_leaves_the_state_before(
     assert not list(run.glob(".*.part"))
     assert run_cli("train", path, "-o", run) == 0
     assert_same_result(result_of(run), result_of(whole))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+def test_a_full_disk_under_the_log_is_said_in_one_line(
+    whole: Path, content: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "run"
+    path = write_recipe(tmp_path / "r.yaml", content)
+    with pytest.MonkeyPatch.context() as patch:
+        real = Trainer.step
+
+        def step(*args: Any) -> Any:
+            if args[-1] == 7:
+                (run / "log.csv").unlink()
+                (run / "log.csv").symlink_to("/dev/full")
+            return real(*args)
+
+        patch.setattr(Trainer, "step", step)
+        assert run_cli("train", path, "-o", run) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"{run / 'log.csv'} could not be written to (No space left on device)" in said
+    (run / "log.csv").unlink()
+    assert run_cli("train", path, "-o", run) == 0
+    best = [load_file(folder / "best.safetensors") for folder in (run, whole)]
+    assert_same_tensors(*best)
 
 
 def test_a_full_disk_while_a_network_is_kept_is_said_in_one_line(

@@ -2,10 +2,13 @@
 
 import copy
 import json
+import os
 import random
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -36,7 +40,7 @@ from selfadapt.data import open_dataset
 from selfadapt.models.norms import BatchInstanceNorm2d
 from selfadapt.train import TrainConfig, loop, train
 from selfadapt.train.fabric import make_fabric
-from selfadapt.train.folder import read_state
+from selfadapt.train.folder import RunFolder, read_state
 from selfadapt.train.loader import BatchOrder, read_batches
 from selfadapt.train.statistics import average_statistics
 from selfadapt.train.trainer import Trainer
@@ -720,6 +724,30 @@ def test_torchrun_trains_as_one_process(shared_recipe: Path, tmp_path: Path) -> 
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     finished("train", shared_recipe, "-o", tmp_path / "run", launcher=launcher)
     assert_like_one_process(tmp_path / "run", shared_recipe.parent / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_a_process_that_is_killed_ends_the_others_in_a_line(
+    shared_recipe: Path, tmp_path: Path
+) -> None:
+    content = {**yaml.safe_load(shared_recipe.read_text()), "epochs": 500, "save_every": 1}
+    path, run = write_recipe(tmp_path / "r.yaml", content), tmp_path / "run"
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    process = start_cli("train", path, "-o", run, launcher=launcher)
+    while not (run / "log.csv").exists() or len(rows(run / "log.csv")) < 2:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode
+    assert "selfadapt train: another process of this training ended" in err
+    assert "goes on from the last saved state" in err
+    assert "RuntimeError: [" not in err
+    with closing(RunFolder(run)) as folder:
+        folder.prepare(overwrite=False)  # nobody trains here any more
+    assert read_state(run / "state.safetensors")[0].step > 0
 
 
 def test_the_loss_of_two_processes_is_over_all_their_pixels(roots: tuple[Path, Path]) -> None:

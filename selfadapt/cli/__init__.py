@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jsonargparse import set_parsing_settings
@@ -21,6 +22,7 @@ from selfadapt.cli.segment import PREDICT
 from selfadapt.cli.serve import SERVE
 from selfadapt.cli.verbs import RECIPE_VERBS, Parser
 from selfadapt.cli.words import check_settings, file_of_settings, spelled
+from selfadapt.extras import without_unsafe_advice
 from selfadapt.recipes import find_recipe, shipped_recipes
 
 USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
@@ -53,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if args is None else list(args)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda text, *_, **__: print(f"note: {text}", file=sys.stderr)
+            warnings.showwarning = _show_warning
             if "" in words:
                 raise ValueError("a word is empty: is a variable of the shell not set?")
             parser = _parser()
@@ -65,7 +67,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except USER_ERRORS as error:
         tried = re.search(r"^Does not validate against any of .*?\n  - (.+?)\n", str(error), re.S)
         said = tried[1] if tried else str(error)  # by the parser, for each kind of value
-        print(f"selfadapt {words[0]}: {_printable(said)}", file=sys.stderr)
+        print(f"selfadapt {words[0]}: {_printable(without_unsafe_advice(said))}", file=sys.stderr)
         code = 2
     except (torch.OutOfMemoryError, MemoryError) as error:
         _say_out_of_memory(words[0], error)
@@ -85,6 +87,11 @@ def main(args: Sequence[str] | None = None) -> None:
     if shared and code in (0, 1):
         torch.distributed.destroy_process_group()  # else its threads may abort the process
     sys.exit(code)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    if kept := without_unsafe_advice(str(message)):
+        print(f"note: {kept}", file=sys.stderr)
 
 
 def _printable(text: str) -> str:

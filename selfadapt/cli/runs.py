@@ -37,7 +37,9 @@ def _evaluate_arguments(parser: ArgumentParser) -> None:
     recipe_argument(parser)
     output_arguments(parser)
     parser.add_argument(
-        "--retry", action="store_true", help="Try images again that could not be segmented."
+        "--retry",
+        action="store_true",
+        help="Try images again that could not be segmented, or were other files then.",
     )
     parser.add_argument(
         "--trust", action="store_true", help="Run code of your own: networks at MODULE:FUNCTION."

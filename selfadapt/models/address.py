@@ -209,9 +209,10 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
     except Exception as error:  # files of others fail in many ways
         reason = _reason(error)
         if isinstance(error, OSError) and not folder.is_dir():
+            first_line = reason.partition("\n")[0].rstrip(".")
             reason = (
-                f"it could not be fetched ({reason.partition(chr(10))[0].rstrip('.')}); where there "
-                "is no network, save it elsewhere with save_pretrained and give hf:FOLDER"
+                f"it could not be fetched ({first_line}); where there is no connection, save it "
+                "elsewhere with save_pretrained and give hf:FOLDER"
             )
     raise ValueError(f"{address} cannot be opened: {reason}")
 

@@ -38,6 +38,7 @@ from selfadapt.data import Sample
 from selfadapt.devices import find_device, process_number
 from selfadapt.engine import described
 from selfadapt.engine.counting import count_pixels
+from selfadapt.extras import without_unsafe_advice
 from selfadapt.forecast import image_seconds, is_short
 from selfadapt.images import enlarged, read_image
 from selfadapt.journal import Journal, Row
@@ -88,7 +89,7 @@ def evaluate(
         folder: Where the run is written. A run of the same recipe and networks that is there goes
             on; rows that are there are not done again.
         overwrite: Start anew, in the place of a run that is there.
-        retry: Try images again that could not be read.
+        retry: Try images again that could not be segmented, or were other files then.
         only_tune: Choose settings on the validation domain, and do not touch a target.
         trust: Run the functions of networks at ``MODULE:FUNCTION``.
         say: Takes a line on what it will take, before the first image.
@@ -108,12 +109,8 @@ def evaluate(
             warnings.warn(f"{domain.label}: {note}", stacklevel=2)
     check_trials(config, models)
     place = RunFolder(Path(folder), rank, world)
-    place.open(config, models, domains, device, overwrite=overwrite)
+    place.open(config, models, domains, device, overwrite=overwrite, retry=retry)
     with closing(Journal(place.rows, Key, rank)) as journal, _threads(config.threads, device):
-        if retry:
-            if world > 1:
-                raise ValueError("several processes cannot retry together: start one with --retry")
-            journal.forget_errors()
         run = Evaluation(config, domains, models, journal, rank, world)
         if rank == 0 and (line := run.forecast(only_tune=only_tune)):
             say(line)
@@ -433,7 +430,7 @@ def _threads(number: int, device: torch.device) -> Iterator[None]:
 
 
 def _reason(trial: Trial, error: Exception) -> str:
-    return f"{trial.method} failed: {described(error)}"
+    return f"{trial.method} failed: {without_unsafe_advice(described(error))}"
 
 
 def _autocast(precision: str, model: Any) -> torch.autocast:

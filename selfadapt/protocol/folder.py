@@ -11,15 +11,16 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from selfadapt.files import make_folder, written_whole
-from selfadapt.journal import each_row, lock_rows
+from selfadapt.files import make_folder, remove_parts, written_whole
+from selfadapt.journal import Row, drop_rows, each_row, lock_rows
 from selfadapt.models.spec import fingerprint
 from selfadapt.protocol.domains import Domain
 from selfadapt.protocol.recipe import EvaluateConfig
@@ -51,10 +52,13 @@ class RunFolder:
         device: torch.device,
         *,
         overwrite: bool,
+        retry: bool,
     ) -> None:
         """Make the folder, or make sure that the run in it is of this recipe and these networks."""
         if overwrite and self.world > 1:
             raise ValueError(f"several processes cannot start anew: remove {self.path} first")
+        if retry and self.world > 1:
+            raise ValueError("several processes cannot retry together: start one with --retry")
         identity = {
             "version": __version__,
             "recipe": config.identity(),
@@ -70,9 +74,14 @@ class RunFolder:
             self._clear()
         elif there:
             self._compare(identity)
+            if retry:
+                self._drop_rows(domains)
             self._compare_files(domains)
         if self.rank == 0:
             make_folder(self.path)
+            remove_parts(self.path, "record.json", "chosen.json")
+            remove_parts(self.path / "tables", "*.csv")
+            remove_parts(self.path / "pictures", "*.png", "index.json")
             self._write_json("record.json", _record(config, identity, models, domains, device))
         self._compare(identity)
         make_folder(self.rows)
@@ -87,22 +96,21 @@ class RunFolder:
 
     def _compare_files(self, domains: Sequence[Domain]) -> None:
         """Refuse to go on with other files under the names of those that there are rows of."""
-        places = {
-            (domain.label, name): (domain, number)
-            for domain in domains
-            for number, name in enumerate(domain.names)
-        }
+        is_of_another_file = _comparison(domains)
         for row in each_row(self.rows):
-            name, sizes = (row.get("domain"), row.get("image")), row.get("bytes")
-            if sizes is None or name not in places:
-                continue
-            domain, number = places[name]
-            if sizes != domain.file_sizes(number):
+            if is_of_another_file(row):
                 raise ValueError(
-                    f"{name[1]} of {name[0]} or its label is another file than the one that "
-                    f"{self.path} has a row of: put it back, give another folder, or use "
-                    "--overwrite to start anew"
+                    f"{row['image']} of {row['domain']} or its label is another file than the one "
+                    f"that {self.path} has a row of: put it back, use --retry to segment it as it "
+                    "is now, give another folder, or use --overwrite to start anew"
                 )
+
+    def _drop_rows(self, domains: Sequence[Domain]) -> None:
+        """Remove the rows of what failed and of other files, and pictures, which may show them."""
+        is_of_another_file = _comparison(domains)
+        drop_rows(self.rows, lambda row: "error" in row or is_of_another_file(row))
+        for path in (self.path / "pictures").glob("*.png"):
+            path.unlink()
 
     def write_choices(self, choices: Mapping[str, Choice]) -> None:
         """Write down what was tried and chosen."""
@@ -142,6 +150,26 @@ class RunFolder:
     def _write_json(self, name: str, content: object) -> None:
         with written_whole(self.path / name) as aside:
             aside.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _comparison(domains: Sequence[Domain]) -> Callable[[Row], bool]:
+    """Return a function that tells whether a row is of another file than there is now."""
+    places = {
+        (domain.label, name): (domain, number)
+        for domain in domains
+        for number, name in enumerate(domain.names)
+    }
+
+    @cache
+    def file_sizes(image: tuple[Any, Any]) -> list[int] | None:
+        domain, number = places[image]
+        return domain.file_sizes(number)
+
+    def is_of_another_file(row: Row) -> bool:
+        image, sizes = (row.get("domain"), row.get("image")), row.get("bytes")
+        return sizes is not None and image in places and sizes != file_sizes(image)
+
+    return is_of_another_file
 
 
 def _record(

@@ -49,8 +49,6 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
     reference = results.reference(label)
     assert reference is not None
     make_folder(folder / "pictures")
-    for aside in (folder / "pictures").glob(".*.part"):  # of a process that was killed
-        aside.unlink(missing_ok=True)
     drawn = []
     for domain in run.domains:
         places = {name: number for number, name in enumerate(domain.names)}

@@ -3,11 +3,13 @@
 import base64
 import html
 import io
-from collections.abc import Callable, Sequence
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfadapt.files import file_name, make_folder, written_whole
+from selfadapt.files import file_name, make_folder, remove_parts
 from selfadapt.protocol.folder import read_json, read_record
 from selfadapt.protocol.results import read_results
 from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
@@ -34,8 +36,8 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
     if (folder / "record.json").exists():
         raise ValueError(f"{folder} holds an evaluation, whose tables would be replaced; give "
                          "another folder")  # fmt: skip
-    begun = folder / ".report"  # by a process that was killed
-    for present in (page, *(() if begun.exists() else (folder / "tables", folder / "figures"))):
+    begun = any(folder.glob(".report.*.part"))  # by a process that was killed
+    for present in (page, *(() if begun else (folder / "tables", folder / "figures"))):
         if present.exists() and not overwrite:
             raise FileExistsError(
                 f"{present} would be replaced; choose another folder or --overwrite"
@@ -53,18 +55,39 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
     body = "".join(_section(section, run, files) for section in sections)
     links = " ".join(f'<a href="#{_anchor(s)}">{html.escape(s.title)}</a>' for s in sections)
     content = PAGE.replace("LINKS", links).replace("SECTIONS", body)
+    _replace_report(folder, {**files, page.name: content.encode()})
+    return page
+
+
+def _replace_report(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write all files aside; only then let them take the place of those of the report before."""
     make_folder(folder)
-    begun.touch()
+    aside = folder / f".report.{os.getpid()}.part"
+    try:
+        for name, content in files.items():
+            make_folder((aside / name).parent)
+            with (aside / name).open("wb") as file:
+                file.write(content)
+                os.fsync(file.fileno())
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        raise OSError(
+            f"the report could not be written to {folder} ({error.strerror or error}); nothing "
+            "there was changed"
+        ) from error
+    before = []
     for part, suffixes in (("tables", FORMATS), ("figures", ("png", "pdf"))):
         make_folder(folder / part)
-        for path in (folder / part).iterdir() if page.exists() else ():
-            if path.suffix[1:] in suffixes:  # of the report before
-                path.unlink()
-    for name, written in {**files, page.name: content.encode()}.items():
-        with written_whole(folder / name) as aside:
-            aside.write_bytes(written)
-    begun.unlink(missing_ok=True)
-    return page
+        if (folder / "report.html").exists():
+            before += [p for p in (folder / part).iterdir() if p.suffix[1:] in suffixes]
+    for name in files:  # the page is the last
+        (aside / name).replace(folder / name)
+    for path in set(before) - {folder / name for name in files}:
+        path.unlink()
+    shutil.rmtree(aside)
+    remove_parts(folder, "report")
 
 
 def _pictures(run: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Devices and processes, through Lightning Fabric."""
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -54,6 +55,21 @@ def num_workers(given: int | None, world: int) -> int:
         return given
     started = 1 if "LOCAL_WORLD_SIZE" in os.environ else world  # by torchrun, which is counted
     return max(1, min(16, num_cores() // started))
+
+
+@contextmanager
+def lost_processes(world: int) -> Iterator[None]:
+    """Tell in words that another of the processes that share a run is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world == 1 or not re.search(r"gloo|nccl|connection (closed|reset)", str(error), re.I):
+            raise
+        raise OSError(
+            "another process of this training ended, or cannot be reached "
+            f"({str(error).splitlines()[0]}); the same command (without --overwrite) goes on from "
+            "the last saved state"
+        ) from error
 
 
 @contextmanager

@@ -13,17 +13,18 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from selfadapt.files import lock, make_folder, written_whole
+from selfadapt.files import hold, lock, make_folder, release, written_whole
 from selfadapt.models.checkpoint import packed
 from selfadapt.recipes import differences
 from selfadapt.train.average import WeightAverage
 
-FORMAT = "selfadapt training state 1"
+FORMAT = "selfadapt training state 2"
 WRITTEN = (
     "state.safetensors", "epoch_[0-9]*.safetensors", "best.safetensors", "last.safetensors",
     "recipe.json", "log.csv", "validation.csv", "summary.json", "curve.png", "tensorboard/events.*",
@@ -40,6 +41,8 @@ class State:
     """Steps that are done."""
     best: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Best mIoU by alpha, and the epoch it was reached after."""
+    checksums: dict[str, int] = field(default_factory=dict)
+    """CRC-32 of the files of these networks, by epoch."""
     images_per_s: list[float] = field(default_factory=list)
     """Speed of each epoch so far."""
     losses: list[float] = field(default_factory=list)
@@ -71,6 +74,8 @@ class RunFolder:
                 f"{self.path} holds a run of another recipe ({'; '.join(changed[:5])}); give "
                 "another folder, or use --overwrite to start anew"
             )
+        for epoch in state.checksums:
+            self.intact_checkpoint(int(epoch), state)
         return state, tensors
 
     def prepare(self, *, overwrite: bool) -> None:
@@ -79,11 +84,14 @@ class RunFolder:
         From here on no other process can train in it, until ``close``.
         """
         make_folder(self.path)
-        self._hold = os.open(self.path, os.O_RDONLY)
-        if not lock(self._hold):
+        folder = os.open(self.path, os.O_RDONLY)
+        if not lock(folder):
+            os.close(folder)
             raise ValueError(
                 f"another process is training in {self.path}; wait for it, or give another folder"
             )
+        hold(folder)
+        self._hold = folder
         patterns = [f".{name}.*.part" for name in WRITTEN]
         for pattern in (*patterns, *(WRITTEN if overwrite else ())):
             for path in self.path.glob(pattern):
@@ -92,7 +100,7 @@ class RunFolder:
     def close(self) -> None:
         """Let other processes train here."""
         if self._hold is not None:
-            os.close(self._hold)
+            release(self._hold)
             self._hold = None
 
     def save(
@@ -110,11 +118,10 @@ class RunFolder:
                 tensors[f"momentum.{name}"] = momentum
         if average is not None:
             tensors |= {f"mean.{name}": value for name, value in average.mean.items()}
-        texts = {key: json.dumps(value) for key, value in vars(state).items()}
-        content = packed(
-            {name: value.contiguous() for name, value in tensors.items()},
-            {"format": FORMAT, **texts},
-        )
+        tensors = {name: value.contiguous() for name, value in tensors.items()}
+        metadata = {key: json.dumps(value) for key, value in vars(state).items()}
+        metadata["format"] = FORMAT
+        content = packed(tensors, {**metadata, "checksum": _checksum(metadata, tensors)})
         try:
             with written_whole(self._state) as aside:
                 aside.write_bytes(content)
@@ -127,6 +134,17 @@ class RunFolder:
     def checkpoint(self, epoch: int) -> Path:
         """Return where the network after an epoch is kept."""
         return self.path / f"epoch_{epoch:03}.safetensors"
+
+    def intact_checkpoint(self, epoch: int, state: State) -> Path:
+        """Return the file of a network that is the best for some alpha, as it was written."""
+        path, checksum = self.checkpoint(epoch), state.checksums[str(epoch)]
+        if path.exists() and file_checksum(path) == checksum:
+            return path
+        reason = "is not as it was written" if path.exists() else "is gone"
+        best = self.path / "best.safetensors"
+        copy = best.exists() and file_checksum(best) == checksum
+        source = f"copy {best} there, which is the same network," if copy else "restore it,"
+        raise ValueError(f"{path} {reason}; {source} or use --overwrite to start anew")
 
     def keep(self, epochs: Set[int]) -> None:
         """Remove the networks after all other epochs."""
@@ -157,7 +175,30 @@ def read_state(path: Path) -> tuple[State, dict[str, Tensor]]:
             f"{path} must be of the format {FORMAT!r} to go on from, got "
             f"{metadata.get('format')!r}; use --overwrite to start anew"
         )
+    if metadata.pop("checksum", "") != _checksum(metadata, tensors):
+        raise ValueError(
+            f"{path} is not as it was written: its checksum differs; restore it, or use "
+            "--overwrite to start anew"
+        )
     return State(**{key: json.loads(metadata[key]) for key in vars(State({}))}), tensors
+
+
+def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Return the CRC-32 of all that a state holds."""
+    shapes = [(name, str(value.dtype), value.shape) for name, value in sorted(tensors.items())]
+    checksum = crc32(repr((sorted(metadata.items()), shapes)).encode())
+    for _, value in sorted(tensors.items()):
+        checksum = crc32(value.cpu().flatten().view(torch.uint8).numpy().data, checksum)
+    return f"{checksum:08x}"
+
+
+def file_checksum(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    checksum = 0
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            checksum = crc32(part, checksum)
+    return checksum
 
 
 def restore(
@@ -172,7 +213,9 @@ def restore(
         average.load(_part(tensors, "mean."))
     for name, parameter in model.named_parameters():
         if (momentum := tensors.get(f"momentum.{name}")) is not None:
-            optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
+            # a copy: what is mapped from a file keeps its room on the disk when it is replaced
+            copied = momentum.to(parameter.device, copy=True)
+            optimizer.state[parameter]["momentum_buffer"] = copied
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -4,9 +4,12 @@ The order of an epoch and the changes to each image follow from the seed, the ep
 alone. So a run can go on from any step, and several processes that share the batches train as one.
 """
 
+import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing import parent_process
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,10 +119,21 @@ def _collated(samples: list[Any]) -> Batch | Exception:
     return Batch(torch.stack(images), torch.stack(labels), list(colors))
 
 
-def ignore_signals(_: int) -> None:
-    """Leave it to the process that is read for to stop when all are asked to: it ends workers."""
+def follow_parent(_: int) -> None:
+    """Let a worker end with the process that it reads for, however that ends, and not before.
+
+    All processes of a terminal are asked to stop together: it is the parent that ends workers.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the parent; what is still to be sent is for nobody then."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+    os._exit(1)
 
 
 def read_batches(
@@ -140,7 +154,7 @@ def read_batches(
         num_workers=workers,
         pin_memory=pin,
         prefetch_factor=4 if workers else None,
-        worker_init_fn=ignore_signals,
+        worker_init_fn=follow_parent,
     )
     for batch in watched(loader):
         if isinstance(batch, Exception):

@@ -28,8 +28,14 @@ class Table:
 
     def add(self, *values: object) -> None:
         """Add a row."""
-        with self.path.open("a", newline="") as file:
-            csv.writer(file).writerow(values)
+        try:
+            with self.path.open("a", newline="") as file:
+                csv.writer(file).writerow(values)
+        except OSError as error:
+            raise OSError(
+                f"{self.path} could not be written to ({error.strerror}). Make room, then run the "
+                "same command (without --overwrite) to go on from the last saved state"
+            ) from error
 
 
 def read_rows(path: Path) -> list[list[str]]:

@@ -21,8 +21,8 @@ from selfadapt.files import written_whole
 from selfadapt.metrics import iou
 from selfadapt.models.checkpoint import save_model
 from selfadapt.train.augment import AugmentConfig
-from selfadapt.train.fabric import make_fabric, num_workers, stop_signals
-from selfadapt.train.folder import RunFolder, State, restore
+from selfadapt.train.fabric import lost_processes, make_fabric, num_workers, stop_signals
+from selfadapt.train.folder import RunFolder, State, file_checksum, restore
 from selfadapt.train.loader import Batch, BatchOrder, read_batches
 from selfadapt.train.log import Log, draw_curves, progress_line
 from selfadapt.train.recipe import TrainConfig
@@ -51,7 +51,11 @@ def train(config: TrainConfig, folder: str | Path, *, overwrite: bool = False) -
     best = []
     devices = [fabric.device] if fabric.device.type == "cuda" else []
     for one, place in config.runs(Path(folder)):
-        with closing(RunFolder(place)) as where, torch.random.fork_rng(devices=devices):
+        with (
+            closing(RunFolder(place)) as where,
+            torch.random.fork_rng(devices=devices),
+            lost_processes(fabric.world_size),
+        ):
             run = Run(one, where, source, validation, fabric)
             run.start(overwrite=overwrite)
             run.train()
@@ -229,7 +233,11 @@ class Run:
                 self.state.best[str(alpha)] = (score, self.epoch)
         if self.fabric.is_global_zero:
             if self.epoch in self._best_epochs():
-                save_model(self.trainer.model, self.folder.checkpoint(self.epoch))
+                path = self.folder.checkpoint(self.epoch)
+                save_model(self.trainer.model, path)
+                self.state.checksums[str(self.epoch)] = file_checksum(path)
+            kept = map(str, sorted(self._best_epochs()))
+            self.state.checksums = {epoch: self.state.checksums[epoch] for epoch in kept}
             self.log.validated(self.state.step, self.epoch, by_alpha)
         shown = ", ".join(f"{alpha:g}: {100 * score:.2f}" for alpha, score in by_alpha.items())
         self._say(f"mIoU on {domain.name} by alpha: {shown}")
@@ -246,9 +254,11 @@ class Run:
             with self.trainer.averaged():
                 save_model(self.trainer.model.eval(), folder / "last.safetensors")
             chosen = self._best()
+            source = folder / "last.safetensors"
+            if chosen:
+                source = self.folder.intact_checkpoint(chosen["epoch"], self.state)
             with written_whole(best) as aside:
-                kept = self.folder.checkpoint(chosen["epoch"]) if chosen else None
-                shutil.copyfile(kept or folder / "last.safetensors", aside)
+                shutil.copyfile(source, aside)
             if not (folder / "summary.json").exists():  # a finished run that is started again
                 self.folder.write_json("summary.json", self._summary(chosen))
             try:

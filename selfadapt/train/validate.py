@@ -15,7 +15,6 @@ from selfadapt.images import enlarged, load_image
 from selfadapt.metrics import confusion_matrix
 from selfadapt.models.interface import Interface
 from selfadapt.norm import converted, find_san
-from selfadapt.train.loader import ignore_signals, watched
 
 PIXELS = 4 * 2**20
 """Images of one size go through the network together, up to so many pixels."""
@@ -76,7 +75,7 @@ def _read(
 def _samples(dataset: Dataset, numbers: Sequence[int], workers: int) -> Iterator[Sample]:
     loader: DataLoader[Any] = DataLoader(
         _Samples(dataset), batch_size=None, sampler=numbers, num_workers=workers,
-        collate_fn=_as_it_is, worker_init_fn=ignore_signals,
+        collate_fn=_as_it_is, worker_init_fn=follow_parent,
     )  # fmt: skip
     for sample in watched(loader):
         if isinstance(sample, Exception):
