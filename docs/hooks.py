@@ -1,10 +1,24 @@
-"""What mkdocs does beside: each notebook becomes a page of its texts and its code."""
+"""Hooks of mkdocs: notebooks become pages, and the search works in pages opened from a folder."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+WORKER = "https://unpkg.com/iframe-worker/shim"
+"""What mkdocs-material's offline plugin loads; offline.js does the same."""
+
+
+def on_post_build(config: Any) -> None:
+    """Let every page load offline.js from the site."""
+    site = Path(config.site_dir)
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        if WORKER not in text:
+            raise ValueError(f"{page.name} does not load {WORKER}: see what the plugin loads now")
+        page.write_text(text.replace(WORKER, os.path.relpath(site / "offline.js", page.parent)))
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -16,7 +30,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links to a notebook lead to its page; those on the page itself lead to the notebook."""
+    """Point links to a notebook at its page; those on the page itself stay."""
     inside = page.file.src_uri.startswith("notebooks/")
     return markdown if inside else markdown.replace(".ipynb)", ".md)")
 

@@ -1,8 +1,9 @@
 """Draw the pictures of the pages from the built-in streets and the network of the package.
 
-python docs/pictures.py
+python docs/pictures.py [front] [demo] [steps] [mixing]
 """
 
+import sys
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from selfadapt import SelfAdapt, create_method, open_model, paper_views
 from selfadapt.demo.pictures import confidence
 from selfadapt.images import colored, load_image, to_pil
 from selfadapt.labels import STREETS_9, class_colors
+from selfadapt.metrics import Score
 from selfadapt.result import Result
 from selfadapt.streets import TARGETS, render
 
@@ -19,6 +21,8 @@ HERE = Path(__file__).parent
 COLORS = class_colors(STREETS_9)
 SEEDS = {"haze": 0, "night": 1, "rain": 2, "south": 3, "old camera": 4}
 SCENE = ("old camera", 4)
+FRONT = ("rain", 9)
+"""The scene of the README, for how it looks; its gain is below the mean of its look."""
 WIDTH, GAP, LINE = 320, 8, 26
 INK, PAPER = (60, 66, 74), "white"
 
@@ -29,7 +33,7 @@ def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def tile(picture: Image.Image, text: str = "") -> Image.Image:
-    """Bring a picture to the common width, with a line of text above."""
+    """Resize a picture to the common width, with a line of text above."""
     height = round(picture.height * WIDTH / picture.width)
     head = LINE if text else 0
     made = Image.new("RGB", (WIDTH, height + head), PAPER)
@@ -62,12 +66,12 @@ def below(pictures: list[Image.Image]) -> Image.Image:
 
 
 def painted(label: torch.Tensor) -> Image.Image:
-    """Paint a label, white where pixels are left out."""
+    """Paint a label, white where pixels are ignored."""
     return colored(label.where(label < len(COLORS), len(COLORS)), [*COLORS, (255, 255, 255)])
 
 
 def segmented(look: str, seed: int) -> tuple[torch.Tensor, torch.Tensor, Result]:
-    """Return an image of the built-in world, its label, and what self-adaptation makes of it."""
+    """Return a rendered image, its label, and the result of self-adaptation."""
     image, label = render(look, seed)
     result = SelfAdapt(open_model("streets"), alpha=0.3, lr=0.05)(image)
     return load_image(image), torch.from_numpy(label).long(), result
@@ -87,8 +91,24 @@ def before_and_after() -> Image.Image:
     return below(rows)
 
 
+def front() -> Image.Image:
+    """Show one scene in a row: image, as trained, adapted with its gain, and ground truth."""
+    image, label, result = segmented(*FRONT)
+    ious = []
+    for probs in (result.source_probs, result.probs):
+        score = Score(len(STREETS_9))
+        score.add(label, probs)
+        ious.append(100 * score.mean_iou)
+    return beside([
+        tile(to_pil(image), "image"),
+        tile(painted(result.source_probs.argmax(dim=0)), f"network as trained: {ious[0]:.0f} mIoU"),
+        tile(painted(result.label), f"self-adapted: {ious[1]:.0f} mIoU"),
+        tile(painted(label), "ground truth"),
+    ])  # fmt: skip
+
+
 def steps() -> Image.Image:
-    """Show what the method makes on its way: views, their mean, pseudo-label, result."""
+    """Show the steps of the method: views, their mean, pseudo-label, result."""
     image, label, result = segmented(*SCENE)
     source = result.source_probs.argmax(dim=0)
     views = [(view, to_pil(view.make(image))) for view in paper_views()]
@@ -97,7 +117,7 @@ def steps() -> Image.Image:
     second = beside([
         tile(painted(source), "network as trained"),
         tile(painted(result.fused_probs.argmax(dim=0)), "2  mean of the views"),
-        tile(painted(result.pseudo_label), "3  pseudo-label, white: left out"),
+        tile(painted(result.pseudo_label), "3  pseudo-label, white: ignored"),
     ])  # fmt: skip
     third = beside([
         tile(loss_curve(result.losses), "4  loss, ten gradient steps"),
@@ -149,5 +169,8 @@ def mixing() -> Image.Image:
 
 
 if __name__ == "__main__":
-    for name, draw in {"demo": before_and_after, "steps": steps, "mixing": mixing}.items():
-        draw().quantize(256, dither=Image.Dither.NONE).save(HERE / f"{name}.png", optimize=True)
+    drawings = {"front": front, "demo": before_and_after, "steps": steps, "mixing": mixing}
+    for name in sys.argv[1:] or drawings:
+        drawings[name]().quantize(256, dither=Image.Dither.NONE).save(
+            HERE / f"{name}.png", optimize=True
+        )

@@ -5,15 +5,26 @@ from typing import Any
 
 import pytest
 import torch
+from markupsafe import escape
 
 from conftest import TinyNet, random_image, seeded
 from selfadapt.cli import main
 from selfadapt.demo import demo, demo_images
 from selfadapt.demo.pictures import LOST, NEW, OTHER, SAME, change
 from selfadapt.demo.run import STREETS
-from selfadapt.demo.tables import Change, Standing, across, changes, standings
+from selfadapt.demo.tables import (
+    MethodChange,
+    MethodScore,
+    change_table,
+    change_verdict,
+    mean_scores,
+    score_chart,
+    score_table,
+    score_verdict,
+)
 from selfadapt.images import to_pil
 from selfadapt.labels import STREETS_9
+from selfadapt.methods import summary_of
 from selfadapt.result import Result
 
 CLASSES = ("road", "<b>car</b>", "sky")
@@ -33,12 +44,35 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_demo_shows_every_method_and_six_pictures_of_a_scene(report: Path) -> None:
     page = report.read_text()
-    assert page.count("<figure>") == 2 * 6
-    for text in ("image", "source prediction", "after self-adaptation", "ground truth"):
-        assert page.count(f"<figcaption>{text}</figcaption>") == 2
+    strip, scenes = page.split("</h1>")[1].split("<section>", 1)
+    assert re.findall(r"<figcaption>(.*?)</figcaption>", strip) == [
+        "image", "network as trained", "after self-adaptation", "ground truth",
+    ]  # fmt: skip
+    assert scenes.count("<figure>") == 2 * 6
+    for text in ("image", "network as trained", "after self-adaptation", "ground truth"):
+        assert scenes.count(f"<figcaption>{text}</figcaption>") == 2
     for method in STREETS:
-        assert page.count(f"<td>{method}</td>") == 3, "of each look, and the mean"
-    assert page.count("<li>") == 9, "a class each"
+        assert page.count(f"<td>{method}</td>") == 2, "a table of each look"
+        assert page.count(f"<b>{method}</b><p>{escape(summary_of(method))}</p>") == 1
+    assert page.count("<li><span") == 9, "a class each"
+
+
+def test_the_image_on_top_is_the_one_with_the_median_gain(report: Path) -> None:
+    page = report.read_text()
+    badge = re.findall(r'<b class="\w*">(\S+) mIoU</b>by self-adaptation on this image', page)
+    gains = re.findall(r"<h3>.*: mIoU [\d.]+% to [\d.]+% \((\S+)\)</h3>", page)
+    assert len(gains) == 2
+    assert badge == [min(gains, key=float)], "the lower of two"
+
+
+def test_bars_are_as_long_as_the_numbers_in_the_tables(report: Path) -> None:
+    page = report.read_text()
+    tables = [
+        re.findall(r"<tr><td>([\w-]+)</td><td[^>]*>([\d.]+)%", t) for t in page.split("<table>")[1:]
+    ]
+    means = {m: (float(a) + float(b)) / 2 for (m, a), (_, b) in zip(*tables, strict=True)}
+    bars = dict(re.findall(r'aria-label="([\w-]+): .*?\n<rect width="([\d.]+)%"', page))
+    assert {name: float(width) for name, width in bars.items()} == pytest.approx(means, abs=0.11)
 
 
 def test_the_demo_says_where_the_report_is_and_never_replaces_it(
@@ -93,11 +127,11 @@ def test_images_of_ones_own_are_compared_without_ground_truth(tmp_path: Path, ca
     model = seeded(TinyNet)
     report, _ = demo_images(tmp_path / "out", [tmp_path / "a&b.png"], model, CLASSES, steps=1)
     page = report.read_text()
-    assert page.count("<figure>") == 5
+    assert page.count("<figure>") == 4 + 5
     assert "ground truth</figcaption>" not in page
     assert "<h2>a&amp;b.png</h2>" in page
     assert "<b>car" not in page
-    assert "agrees with source" in capsys.readouterr().out
+    assert "changed" in capsys.readouterr().out
 
 
 def test_without_a_network_own_images_go_through_that_of_the_package(
@@ -174,12 +208,19 @@ def test_change_is_painted_by_what_it_is_good_for() -> None:
     assert [painted.getpixel((x, 0)) for x in range(5)] == [SAME, *[OTHER] * 4]
 
 
+ROWS = [
+    MethodScore("source", 0.5, 0.1, 200),
+    MethodScore("san", 0.6, 0.05, 240),
+    MethodScore("self-adapt", 0.7, 0.2, 4800),
+]
+
+
 def test_tables_mark_the_best_the_gains_and_the_losses() -> None:
-    rows = [Standing("source", 0.5, 0.1, 9), Standing("a", 0.6, 0.2, 9), Standing("b", 0.4, 0.3, 9)]
-    cells = standings("night", rows).rows
+    rows = [*ROWS[:2], MethodScore("b", 0.4, 0.3, 9)]
+    cells = score_table("night", rows).rows
     assert [row[1].tone for row in cells] == ["", "best", ""]
     assert [row[2].tone for row in cells] == ["", "good", "bad"]
-    assert [row[3].tone for row in cells] == ["best", "", ""]
+    assert [row[3].tone for row in cells] == ["", "best", ""]
 
 
 def test_a_gain_too_small_to_be_written_is_none() -> None:
@@ -189,18 +230,62 @@ def test_a_gain_too_small_to_be_written_is_none() -> None:
 
 
 def test_the_mean_is_that_of_the_looks() -> None:
-    looks = {"haze": [Standing("source", 0.5, 0.1, 10)], "rain": [Standing("source", 0.3, 0.3, 30)]}
-    table = across(looks)
-    assert table.title == "mean over haze, rain"
-    assert [cell.text for cell in table.rows[0]] == ["source", "40.0%", "", "20.0%", "20"]
+    looks = {"haze": ROWS, "rain": [MethodScore("source", 0.3, 0.3, 100), *ROWS[1:]]}
+    assert mean_scores(looks)[0] == pytest.approx(("source", 0.4, 0.2, 150))
 
 
-def test_agreement_is_the_share_of_equal_labels() -> None:
+def test_the_chart_marks_where_the_source_network_is() -> None:
+    chart = score_chart(ROWS)
+    assert chart.mark == 0.5
+    assert [bar.length for bar in chart.bars] == [0.5, 0.6, 0.7]
+    assert [bar.change.text for bar in chart.bars] == ["", "+10.0", "+20.0"]
+    assert [bar.best for bar in chart.bars] == [False, False, True]
+
+
+def test_the_verdict_is_computed_from_the_run() -> None:
+    text = score_verdict(ROWS)
+    for part in (
+        "24 times", "4.8 s instead of 200 ms", "+20.0 points", "1.2 times", "+10.0 points",
+        "50% of the gain", "san is best calibrated here (ECE 5.0%, self-adaptation 20.0%)",
+    ):  # fmt: skip
+        assert part in text
+    worse = [*ROWS[:2], ROWS[2]._replace(miou=0.55)]
+    assert "SaN is enough" in score_verdict(worse)
+    useless = [ROWS[0], ROWS[1]._replace(miou=0.45), ROWS[2]._replace(miou=0.4)]
+    assert "the network as trained is the best choice" in score_verdict(useless)
+    sans_san = [ROWS[0], ROWS[1]._replace(miou=0.45), ROWS[2]]
+    assert "of the gain" not in score_verdict(sans_san)
+
+
+def test_changes_are_the_share_of_other_labels() -> None:
     source = Result(probs=torch.eye(2).reshape(2, 1, 2))
     other = Result(probs=torch.tensor([[1.0, 0.75], [0.0, 0.25]]).reshape(2, 1, 2))
-    change = Change.of("a", other, source)
-    assert (change.agreement, change.confidence) == (0.5, 0.875)
-    assert [c.text for c in changes("x", [change]).rows[0]] == ["a", "50.0%", "87.5%", "0"]
+    change = MethodChange.of("self-adapt", other, source)
+    assert (change.changed, change.confidence) == (0.5, 0.875)
+    same = MethodChange.of("source", source, source)
+    rows = [[cell.text for cell in row] for row in change_table("x", [same, change]).rows]
+    assert rows == [["source", "", "100.0%", "0 ms"], ["self-adapt", "50.0%", "87.5%", "0 ms"]]
+
+
+def test_without_labels_the_verdict_says_what_was_changed_and_not_what_is_right() -> None:
+    rows = [MethodChange("source", 0, 0.8, 200), MethodChange("san", 0.05, 0.8, 240),
+            MethodChange("self-adapt", 0.123, 0.9, 4800)]  # fmt: skip
+    text = change_verdict(rows)
+    for part in ("24 times", "12.3% of the pixels", "SaN took 1.2 times", "no number says"):
+        assert part in text
+    assert "SaN took" not in change_verdict([rows[0], rows[2]]), "of networks that have none"
+
+
+def test_a_note_on_every_image_is_shown_once(tmp_path: Path) -> None:
+    for name in "ab":
+        to_pil(random_image(24, 32)).save(tmp_path / f"{name}.png")
+    images = [tmp_path / "a.png", tmp_path / "b.png"]
+    model = seeded(TinyNet)
+    model.interface = None  # so that how its input is normalised is assumed, and noted
+    report, _ = demo_images(tmp_path / "out", images, model, CLASSES, steps=1)
+    notes = re.findall(r'<p class="note">Note: (.*?)</p>', report.read_text())
+    assert any("mean" in note for note in notes)
+    assert len(notes) == len(set(notes))
 
 
 def test_a_network_with_one_output_is_shown_as_two_classes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -83,6 +84,28 @@ def test_links_within_the_site_lead_somewhere(site: Path) -> None:
             assert target.exists(), f"{page.name} leads to {address}"
             if parts.fragment and target in found and parts.fragment != "__skip":
                 assert unquote(parts.fragment) in found[target].places, f"{page.name}: {address}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["index.html", "notebooks/one_image.html"])
+def test_the_search_works_in_pages_opened_from_a_folder(site: Path, page: str) -> None:
+    browser_of = pytest.importorskip("playwright.sync_api").sync_playwright
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs a browser")
+    with browser_of() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        tab = browser.new_page()
+        requests: list[str] = []
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto((site / page).as_uri())
+        tab.keyboard.press("/")
+        tab.keyboard.type("bootstrap", delay=20)
+        links = tab.locator(".md-search-result__link")
+        links.first.wait_for()
+        assert "protocol.html" in str(links.first.get_attribute("href"))
+        browser.close()
+    assert not [address for address in requests if address.startswith("http")]
 
 
 @pytest.mark.slow

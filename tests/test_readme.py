@@ -25,7 +25,9 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     prepare()
     run_commands(README)
-    assert Path("masks/a_label.png").exists()
+    assert Path("masks/street_label.png").exists()
+    assert Path("panels/a_panel.png").exists()
+    assert Path("mine/report.html").exists()
     assert Path("sheet.png").exists()
     assert Path("run/best.safetensors").exists()
     assert Path("report/report.html").exists()
@@ -40,11 +42,23 @@ def test_the_make_targets_exist() -> None:
 
 
 def test_the_file_map_is_complete() -> None:
-    (tree,) = re.findall(r"```\n(selfadapt/.*?)```", README.read_text(), re.S)
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (tree,) = re.findall(r"```\n(selfadapt/.*?)```", page, re.S)
     package = Path(selfadapt.__file__).parent
-    for path in package.rglob("*.py"):
-        if not path.name.startswith("_"):
-            assert path.name in tree
+    names = {path.name for path in package.rglob("*.py") if not path.name.startswith("_")}
+    assert names <= set(re.findall(r"[\w-]+\.py", tree))
+    for name in re.findall(r"[\w-]+\.py", tree):
+        folders = (package, ROOT / "benchmarks", ROOT / "docs")
+        assert any(list(folder.rglob(name)) for folder in folders), f"{name} is gone"
+
+
+def test_the_first_screen_has_what_a_newcomer_needs() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 150
+    first = "\n".join(lines[:40])
+    for part in ("![", "pip install", "selfadapt predict", "selfadapt.SelfAdapt(model)", "| ECE |"):
+        assert part in first
+    assert sum(line.startswith("|---|") for line in lines) == 2, "the results, and the pages"
 
 
 def test_links_lead_to_files_that_are_there() -> None:

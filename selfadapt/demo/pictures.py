@@ -1,4 +1,4 @@
-"""Pictures of the demo: an image before and after, as files that lie within the page."""
+"""Pictures of the demo: an image before and after, as data URIs."""
 
 import base64
 import io
@@ -21,7 +21,7 @@ NEW, LOST, OTHER, SAME = (46, 160, 67), (215, 58, 73), (230, 160, 40), (128, 128
 
 
 class Picture(NamedTuple):
-    """What a picture shows, and the picture as the address of its own content."""
+    """What a picture shows, and the picture as a data URI."""
 
     text: str
     source: str
@@ -46,7 +46,7 @@ def compared(
     colors = class_colors(classes)
     pictures = [
         Picture("image", _jpeg(to_pil(image))),
-        Picture("source prediction", _png(colored(before.label, colors))),
+        Picture("network as trained", _png(colored(before.label, colors))),
         Picture("after self-adaptation", _png(colored(after.label, colors))),
     ]
     if label is not None:
@@ -72,7 +72,7 @@ def confidence(values: Tensor) -> PILImage.Image:
 
 
 def change(before: Tensor, after: Tensor, label: Tensor | None = None) -> PILImage.Image:
-    """Paint where two labels differ: for better or worse, or just where, if no one knows."""
+    """Paint where two labels differ: for better or worse where the truth is known."""
     kind = (before != after).long()
     if label is not None:
         kind = torch.where((after == label) & (before != label), 2, kind)
@@ -80,10 +80,15 @@ def change(before: Tensor, after: Tensor, label: Tensor | None = None) -> PILIma
     return colored(kind, (SAME, OTHER, NEW, LOST))
 
 
-def foreseen(labels: Iterable[Tensor], classes: Sequence[str]) -> set[str]:
+def strip(pictures: Sequence[Picture], *, labelled: bool) -> list[Picture]:
+    """Return of the pictures of ``compared`` image, before, after, and ground truth or change."""
+    return [*pictures[:3], pictures[3] if labelled else pictures[-1]]
+
+
+def visible_classes(labels: Iterable[Tensor], classes: Sequence[str]) -> set[str]:
     """Return the names of the classes that occur in labels."""
-    found = torch.cat([label.flatten().unique() for label in labels])
-    return {classes[index] for index in found.tolist()}
+    indices = torch.cat([label.flatten().unique() for label in labels])
+    return {classes[index] for index in indices.tolist()}
 
 
 def legend(
@@ -95,14 +100,14 @@ def legend(
 
 
 def _png(picture: PILImage.Image) -> str:
-    return _address(picture, "PNG", optimize=True)
+    return _data_uri(picture, "PNG", optimize=True)
 
 
 def _jpeg(picture: PILImage.Image) -> str:
-    return _address(picture, "JPEG", quality=88)
+    return _data_uri(picture, "JPEG", quality=88)
 
 
-def _address(picture: PILImage.Image, form: str, **options: bool | int) -> str:
+def _data_uri(picture: PILImage.Image, form: str, **options: bool | int) -> str:
     file = io.BytesIO()
     picture.save(file, form, **options)
     return f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

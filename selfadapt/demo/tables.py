@@ -1,6 +1,5 @@
-"""Tables of the demo, for the terminal and for the page."""
+"""Tables, bars and the verdict of the demo, for the terminal and for the page."""
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -10,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from selfadapt.methods import summary_of
 from selfadapt.metrics import Score
 from selfadapt.result import Result
 
@@ -41,20 +41,32 @@ class Table:
             table.add_row(*(Text(cell.text, STYLES[cell.tone]) for cell in row))
         return table
 
-    def to_html(self) -> str:
-        """Return the table as the page shows it."""
-        head = "".join(f"<th>{html.escape(column)}</th>" for column in self.columns)
-        body = "".join("<tr>" + "".join(map(_to_html, row)) + "</tr>\n" for row in self.rows)
-        return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
+
+class Bar(NamedTuple):
+    """A method in a chart."""
+
+    method: str
+    explanation: str
+    length: float
+    """Share of the full width."""
+    text: str
+    change: Cell
+    cost: str
+    best: bool
 
 
-def _to_html(cell: Cell) -> str:
-    tone = f' class="{cell.tone}"' if cell.tone else ""
-    return f"<td{tone}>{html.escape(cell.text)}</td>"
+class Chart(NamedTuple):
+    """A bar for each method."""
+
+    title: str
+    bars: Sequence[Bar]
+    mark: float | None = None
+    """Where a line across all bars stands."""
+    note: str = ""
 
 
-class Standing(NamedTuple):
-    """How a method does on a domain."""
+class MethodScore(NamedTuple):
+    """Accuracy, calibration error and time of a method on images with labels."""
 
     method: str
     miou: float
@@ -62,76 +74,201 @@ class Standing(NamedTuple):
     ms: float
 
     @classmethod
-    def of(cls, method: str, score: Score, seconds: Sequence[float]) -> "Standing":
-        """Return what images with labels say of a method; its time is the median."""
+    def of(cls, method: str, score: Score, seconds: Sequence[float]) -> "MethodScore":
+        """Return what images with labels give; the time is the median."""
         return cls(method, score.mean_iou, score.ece, 1000 * median(seconds))
 
 
-class Change(NamedTuple):
+class MethodChange(NamedTuple):
     """What a method does to an image without label."""
 
     method: str
-    agreement: float
-    """Share of pixels that have the source network's class."""
+    changed: float
+    """Share of pixels that have another class than the source network gives them."""
     confidence: float
     ms: float
 
     @classmethod
-    def of(cls, method: str, result: Result, source: Result) -> "Change":
+    def of(cls, method: str, result: Result, source: Result) -> "MethodChange":
         """Return how a result differs from that of the network as trained."""
-        same = (result.label == source.label).double().mean()
-        return cls(method, float(same), float(result.confidence.mean()), 1000 * result.seconds)
+        changed = (result.label != source.label).double().mean()
+        return cls(method, float(changed), float(result.confidence.mean()), 1000 * result.seconds)
 
 
-def standings(title: str, rows: Sequence[Standing]) -> Table:
+def score_table(title: str, rows: Sequence[MethodScore]) -> Table:
     """Return the table of a domain: accuracy, its gain over the source network, error and time.
 
     Example:
-        >>> rows = [Standing("source", 0.5, 0.1, 9.0), Standing("san", 0.6, 0.04, 11.0)]
-        >>> [cell.text for cell in standings("night", rows).rows[1]]
-        ['san', '60.0%', '+10.0', '4.0%', '11']
+        >>> rows = [MethodScore("source", 0.5, 0.1, 9.0), MethodScore("san", 0.6, 0.04, 11.0)]
+        >>> [cell.text for cell in score_table("night", rows).rows[1]]
+        ['san', '60.0%', '+10.0', '4.0%', '11 ms']
     """
-    start, best = rows[0].miou, max(row.miou for row in rows)
-    sure = min(row.ece for row in rows)
+    source, best = rows[0], max(row.miou for row in rows)
+    lowest = min(row.ece for row in rows)
     lines = [
         (
             Cell(row.method),
             Cell(f"{row.miou:.1%}", "best" if row.miou == best else ""),
-            _gain(row.miou - start, own=row is rows[0]),
-            Cell(f"{row.ece:.1%}", "best" if row.ece == sure else ""),
-            Cell(f"{row.ms:.0f}"),
+            Cell("") if row is source else gain(row.miou - source.miou),
+            Cell(f"{row.ece:.1%}", "best" if row.ece == lowest else ""),
+            Cell(duration(row.ms)),
         )
         for row in rows
     ]
-    return Table(title, ("method", "mIoU", "gain", "ECE", "ms"), lines)
+    return Table(title, ("method", "mIoU", "gain", "ECE", "time"), lines)
 
 
-def across(looks: Mapping[str, Sequence[Standing]]) -> Table:
-    """Return the table of the means over looks."""
-    rows = [
-        Standing(group[0].method, *(fmean(column) for column in list(zip(*group, strict=True))[1:]))
+def mean_scores(looks: Mapping[str, Sequence[MethodScore]]) -> list[MethodScore]:
+    """Return the mean of each method over the looks."""
+    return [
+        MethodScore(
+            group[0].method, *(fmean(column) for column in list(zip(*group, strict=True))[1:])
+        )
         for group in zip(*looks.values(), strict=True)
     ]
-    return standings(f"mean over {', '.join(looks)}", rows)
 
 
-def changes(title: str, rows: Sequence[Change]) -> Table:
+def mean_changes(images: Sequence[Sequence[MethodChange]]) -> list[MethodChange]:
+    """Return the mean of each method over the images."""
+    return [
+        MethodChange(
+            group[0].method, *(fmean(column) for column in list(zip(*group, strict=True))[1:])
+        )
+        for group in zip(*images, strict=True)
+    ]
+
+
+def score_chart(rows: Sequence[MethodScore]) -> Chart:
+    """Return the bars of the methods by accuracy, with a mark where the source network ends."""
+    source, best = rows[0], max(row.miou for row in rows)
+    bars = [
+        Bar(
+            row.method, summary_of(row.method), row.miou, f"{row.miou:.1%}",
+            Cell("") if row is source else gain(row.miou - source.miou),
+            f"ECE {row.ece:.1%}, {duration(row.ms)}", row.miou == best,
+        )
+        for row in rows
+    ]  # fmt: skip
+    note = (
+        "mIoU, its gain over the network as trained (the mark in each bar), calibration error and "
+        "time of one image on this machine."
+    )
+    return Chart("The methods, mean over the looks", bars, source.miou, note)
+
+
+def change_chart(rows: Sequence[MethodChange]) -> Chart:
+    """Return the bars of the methods by the share of pixels they change."""
+    bars = [
+        Bar(
+            row.method, summary_of(row.method), row.changed, f"{row.changed:.1%} changed",
+            Cell(""), duration(row.ms), row.method == "self-adapt",
+        )
+        for row in rows[1:]
+    ]  # fmt: skip
+    note = (
+        "Share of the pixels whose class differs from that of the network as trained, and time of "
+        f"one image on this machine; the network as trained takes {duration(rows[0].ms)}. More is "
+        "not better: there is no ground truth."
+    )
+    return Chart("The methods", bars, None, note)
+
+
+def change_table(title: str, rows: Sequence[MethodChange]) -> Table:
     """Return the table of an image without label."""
     lines = [
         (
             Cell(row.method),
-            Cell(f"{row.agreement:.1%}"),
+            Cell(f"{row.changed:.1%}" if number else ""),
             Cell(f"{row.confidence:.1%}"),
-            Cell(f"{row.ms:.0f}"),
+            Cell(duration(row.ms)),
         )
-        for row in rows
+        for number, row in enumerate(rows)
     ]
-    return Table(title, ("method", "agrees with source", "confidence", "ms"), lines)
+    return Table(title, ("method", "changed", "confidence", "time"), lines)
 
 
-def _gain(gain: float, *, own: bool) -> Cell:
-    if own:
-        return Cell("")
-    points = round(100 * gain, 1) + 0.0  # no -0.0
-    tone: Tone = "good" if points > 0 else "bad" if points < 0 else ""
-    return Cell(f"{points:+.1f}", tone)
+def score_verdict(rows: Sequence[MethodScore]) -> str:
+    """Return when self-adaptation is worth its time, by accuracy.
+
+    Example:
+        >>> rows = [MethodScore("source", 0.5, 0.1, 9), MethodScore("san", 0.6, 0.2, 18),
+        ...         MethodScore("self-adapt", 0.55, 0.3, 216)]
+        >>> score_verdict(rows).split(":")[0]
+        'Not here'
+    """
+    by_name = {row.method: row for row in rows}
+    source, san, adapted = (by_name[name] for name in ("source", "san", "self-adapt"))
+    gained, by_san = adapted.miou - source.miou, san.miou - source.miou
+    cost = (
+        f"self-adaptation takes {adapted.ms / source.ms:.0f} times as long as the network as "
+        f"trained ({duration(adapted.ms)} instead of {duration(source.ms)}) and changes mIoU by "
+        f"{points(gained)}; SaN takes {san.ms / source.ms:.1f} times as long and changes it by "
+        f"{points(by_san)}"
+    )
+    if gained <= max(by_san, 0):
+        choice = "SaN is enough" if by_san > 0 else "the network as trained is the best choice"
+        return f"Not here: {cost}. On these images {choice}."
+    text = (
+        f"It depends: {cost}. Take self-adaptation where a better mask is worth "
+        f"{duration(adapted.ms - san.ms)} more for each image"
+    )
+    if by_san > 0:
+        text += (
+            f"; SaN, with {by_san / gained:.0%} of the gain, is enough for video, for large "
+            "folders without a GPU, and where time is short"
+        )
+    calibrated = min(rows, key=lambda row: row.ece)
+    if calibrated is not adapted:
+        text += (
+            f". Where probabilities matter more than masks, {calibrated.method} is best calibrated "
+            f"here (ECE {calibrated.ece:.1%}, self-adaptation {adapted.ece:.1%})"
+        )
+    return text + "."
+
+
+def change_verdict(rows: Sequence[MethodChange]) -> str:
+    """Return what self-adaptation costs and changes, where nothing tells what is right."""
+    by_name = {row.method: row for row in rows}
+    source, adapted = by_name["source"], by_name["self-adapt"]
+    text = (
+        f"Self-adaptation took {adapted.ms / source.ms:.0f} times as long as the network as "
+        f"trained ({duration(adapted.ms)} instead of {duration(source.ms)}) and changed the class "
+        f"of {adapted.changed:.1%} of the pixels"
+    )
+    if san := by_name.get("san"):
+        text += f"; SaN took {san.ms / source.ms:.1f} times as long and changed {san.changed:.1%}"
+    return (
+        f"{text}. Without labels no number says which is right. Look at the pictures: if before "
+        "and after look equally good, one pass is enough; if the prediction after adaptation is "
+        "visibly better, the time is worth it for images like these. With a few labelled images, "
+        "selfadapt evaluate measures it."
+    )
+
+
+def gain(value: float) -> Cell:
+    """Return a difference in points of mIoU, with the sign."""
+    shown = round(100 * value, 1) + 0.0  # no -0.0
+    tone: Tone = "good" if shown > 0 else "bad" if shown < 0 else ""
+    return Cell(f"{shown:+.1f}", tone)
+
+
+def points(value: float) -> str:
+    """Return a difference of fractions in points.
+
+    Example:
+        >>> points(0.184)
+        '+18.4 points'
+    """
+    return f"{100 * value:+.1f} points"
+
+
+def duration(ms: float) -> str:
+    """Return a time as one reads it.
+
+    Example:
+        >>> duration(213.4), duration(4467), duration(152846)
+        ('213 ms', '4.5 s', '153 s')
+    """
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    return f"{ms / 1000:.1f} s" if ms < 100_000 else f"{ms / 1000:.0f} s"

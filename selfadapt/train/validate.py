@@ -15,6 +15,7 @@ from selfadapt.images import enlarged, load_image
 from selfadapt.metrics import confusion_matrix
 from selfadapt.models.interface import Interface
 from selfadapt.norm import converted, find_san
+from selfadapt.train.loader import follow_parent, watched
 
 PIXELS = 4 * 2**20
 """Images of one size go through the network together, up to so many pixels."""
