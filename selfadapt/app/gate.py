@@ -75,8 +75,7 @@ class Gate:
         application: What answers.
         events: The events of the page by number, and how many inputs each takes.
         num_bytes: The most bytes an uploaded file may have.
-        folder: Where the application keeps uploads and results. What is there now everybody may
-            read: it belongs to the page itself.
+        folder: Where the application keeps uploads and results.
         local: Answer only to names of this machine and to its own page, so that no page from
             elsewhere can use it through a visitor's browser.
     """
@@ -93,7 +92,6 @@ class Gate:
         self._application, self._events, self._local = application, events, local
         self._max_upload = num_bytes + UPLOAD_OVERHEAD
         self._folder = folder
-        self._public = {str(path) for path in folder.rglob("*")}
         self._visitors: dict[str, Visitor] = {}
         """By cookie, those who were here last at the end."""
 
@@ -186,7 +184,7 @@ class Gate:
 
     def _check_file(self, path: object, visitor: Visitor) -> None:
         """Raise Refused unless a visitor may name a path, and it is a file of this folder."""
-        if not isinstance(path, str) or path not in self._public | visitor.files:
+        if not isinstance(path, str) or path not in visitor.files:
             raise Refused(403, NO_FILE)
         inside = Path(path).resolve().is_relative_to(self._folder.resolve())
         if not inside or Path(path).is_symlink() or not Path(path).is_file():

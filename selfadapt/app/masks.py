@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image as PILImage
 from torch import Tensor
 
-from selfadapt.app.pictures import at_size
 from selfadapt.app.run import Outcome
+from selfadapt.app.viewer import at_size
 from selfadapt.images import colored
 from selfadapt.labels import class_colors
 from selfadapt.views import Size
