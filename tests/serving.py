@@ -50,8 +50,9 @@ class Served:
         """Return the number by which the page calls one of its functions."""
         return self.functions[name]["id"]
 
-    def call(self, name: str, data: list[Any], session: str = "here") -> dict[str, Any]:
+    def call(self, name: str, data: list[Any], session: str | None = None) -> dict[str, Any]:
         """Call a function as the page does; return what it is answered at the end."""
+        session = session or f"page{id(self)}"
         body = {"data": data, "fn_index": self.function(name), "session_hash": session}
         joined = self.browser.post(f"{self.address}/gradio_api/queue/join", json=body)
         assert joined.status_code == 200, joined.text

@@ -308,7 +308,7 @@ def test_real_networks_are_offered_and_told_to_need_the_internet(
     offer.click()
     expect(page.locator("#about")).to_contain_text("cannot be reached from here")
     expect(page.locator("#about")).to_contain_text("Network: tiny")
-    expect(page.locator("#model label").filter(has_text="tiny").locator("input")).to_be_checked()
+    expect(page.locator("#model").get_by_label("tiny", exact=True)).to_be_checked()
 
 
 def test_a_user_stops_and_another_waits_for_it(visit: Callable[..., Any], server: Served) -> None:

@@ -1,6 +1,7 @@
 """What one sees: the image and the controls on one side, before and after on the other."""
 
 import hashlib
+import json
 import logging
 import secrets
 from collections.abc import Callable, Iterator
@@ -101,7 +102,7 @@ class Page:
                             "Adapt", variant="primary", scale=3, min_width=120, elem_id="start"
                         )
                         stop = gr.Button("Stop", min_width=80, elem_id="stop")
-                    status = gr.HTML(self.clear(), elem_id="status")
+                    status = gr.HTML(self._welcome(), elem_id="status")
                     with gr.Column(elem_id="settings"):
                         look, seed = self._streets()
                         model, about, method, others, controls = self._choices()
@@ -137,7 +138,7 @@ class Page:
             }  # fmt: skip
             settings = [others.input, *(control.input for control in controls.values())]
             gr.on([image.upload, *settings], trigger_mode="always_last", **checked)
-            quiet(image.clear, self.clear, None, status)
+            quiet(image.clear, None, None, status, js=f"() => {json.dumps(self._welcome())}")
             quiet([look.input, seed.input], self.street, [look, seed], image).then(**checked)
             quiet(method.input, self.explain, [model, method], [method, *controls.values()]).then(
                 **checked
@@ -241,7 +242,7 @@ class Page:
     def check(self, image: object, *asked: object) -> list[Any]:
         """Refuse an image that cannot be used, and say how long it will take."""
         if image is None:
-            return [gr.skip(), self.clear()]
+            return [gr.skip(), self._welcome()]
         try:
             upload = self._read(self._file(image))
         except ValueError as error:
@@ -256,14 +257,6 @@ class Page:
                 return [shown, self._estimate(upload, self._request(*asked))]
             except ValueError as error:
                 return [shown, _refusal(error)]
-
-    def clear(self) -> str:
-        """Say which images may come."""
-        limits = self.limits
-        return (
-            f"<p>Drop an image: {', '.join(FORMATS)}, up to {limits.megabytes:g} MB and "
-            f"{limits.megapixels:g} million pixels. Or take a rendered street.</p>"
-        )
 
     def adapt(
         self,
@@ -304,6 +297,13 @@ class Page:
                 request = Request(model=name, methods={method: defaults(method, network.chosen)})
                 self._example = request, upload, self._run(request, upload, EXAMPLE)
             yield self._shown(*self._example)
+
+    def _welcome(self) -> str:
+        limits = self.limits
+        return (
+            f"<p>Drop an image: {', '.join(FORMATS)}, up to {limits.megabytes:g} MB and "
+            f"{limits.megapixels:g} million pixels. Or take a rendered street.</p>"
+        )
 
     def _request(self, model: object, method: object, others: object, *values: object) -> Request:
         network = self.networks.get(model)
