@@ -325,6 +325,7 @@ def test_a_user_stops_and_another_waits_for_it(visit: Callable[..., Any], server
     expect(second.locator("#status")).to_contain_text("queue", timeout=20_000)
     first.click("#stop")
     expect(first.locator("#status")).to_contain_text("Stopped", timeout=20_000)
+    expect(first.locator(".toast-wrap").get_by_text("Error")).to_have_count(0)
     server.model.delay = 0.0
     expect(title(second)).to_have_text("48x32 pixels", timeout=20_000)
     expect(title(first)).to_contain_text("Rendered street")

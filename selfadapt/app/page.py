@@ -54,6 +54,7 @@ MAX_RENDERED = 1000
 """Of so many streets that were given out the exact labels are still known."""
 LONG_S = 5
 """From so many seconds on the page says what would be faster."""
+STOPPED = "<p>Stopped. The network is as it was.</p>"
 EXAMPLE = "example"
 """The session that the first street is run for."""
 PROGRESS = gr.Progress()
@@ -103,9 +104,11 @@ class Page:
                         )
                         stop = gr.Button("Stop", min_width=80, elem_id="stop")
                     status = gr.HTML(self._welcome(), elem_id="status")
+                    first, network = next(iter(self.networks.loaded.items()))
+                    about = gr.HTML(_about(first, network), elem_id="about")
                     with gr.Column(elem_id="settings"):
                         look, seed = self._streets()
-                        model, about, method, others, controls = self._choices()
+                        model, method, others, controls = self._choices(first, network)
                 with gr.Column(scale=5, min_width=320, elem_id="result"):
                     viewer = gr.HTML(
                         html_template=(WEB / "viewer.html").read_text(),
@@ -166,10 +169,10 @@ class Page:
             )
         return looks, number
 
-    def _choices(self) -> tuple[gr.Radio, gr.HTML, gr.Dropdown, gr.CheckboxGroup, dict[str, Any]]:
-        first, network = next(iter(self.networks.loaded.items()))
+    def _choices(
+        self, first: str, network: Network
+    ) -> tuple[gr.Radio, gr.Dropdown, gr.CheckboxGroup, dict[str, Any]]:
         names = [*reversed(network.methods)]
-        about = gr.HTML(_about(first, network), elem_id="about")
         with gr.Accordion(
             "Other networks", open=False, elem_id="networks", visible=len([*self.networks]) > 1
         ):
@@ -192,7 +195,7 @@ class Page:
                 "their own.",
                 elem_id="others",
             )
-        return model, about, method, others, controls
+        return model, method, others, controls
 
     def _controls(self, method: str, network: Network) -> dict[str, Any]:
         """Make a control for each of ``SETTINGS``, in their order; a method's own are seen."""
@@ -279,7 +282,10 @@ class Page:
         with _errors_in_words():
             asked = self._request(model, method, others, alpha, psi, lr, steps, scales)
             upload = self._read(self._file(image))
-            outcomes = self._run(asked, upload, str(request.session_hash), progress)
+            try:
+                outcomes = self._run(asked, upload, str(request.session_hash), progress)
+            except Stopped:
+                return [STOPPED, gr.skip(), gr.skip(), gr.skip()]
             seconds = sum(outcome.seconds for outcome in outcomes)
             done = f"<p>Done in {duration(seconds)}.</p>"
             return [done, *self._shown(asked, upload, outcomes)]
@@ -409,7 +415,7 @@ class Page:
     def stop(self, request: gr.Request) -> str:
         """Stop what is run for a user at its next step."""
         self.stops.stop(str(request.session_hash))
-        return "<p>Stopped. The network is as it was.</p>"
+        return STOPPED
 
     def leave(self, request: gr.Request) -> None:
         """Stop what is run for a user who has closed the page."""
@@ -462,7 +468,7 @@ def _offered(name: str) -> str:
     network = TRAINED[name]
     return (
         f"{name.rpartition(':')[2]}: {network.purpose}. Trained on {network.trained_on}, "
-        f"{network.num_classes} classes. Fetches {network.megabytes} MB. Licence: {network.licence}"
+        f"{network.num_classes} classes. {network.megabytes} MB. Licence: {network.licence}"
     )
 
 
