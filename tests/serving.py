@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import httpx
@@ -13,7 +14,8 @@ import uvicorn
 from torch import Tensor
 
 from conftest import TinyNet, seeded
-from selfadapt.app.run import Network, Stops
+from selfadapt.app.networks import Network
+from selfadapt.app.run import Stops
 from selfadapt.app.server import application, bound
 from selfadapt.app.uploads import Limits
 
@@ -38,14 +40,19 @@ class Served:
     model: Any
     browser: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
 
+    @cached_property
+    def functions(self) -> dict[str, dict[str, Any]]:
+        """The functions that the page calls, by name."""
+        config = httpx.get(f"{self.address}/config", timeout=30).json()
+        return {event["api_name"]: event for event in config["dependencies"]}
+
     def function(self, name: str) -> int:
         """Return the number by which the page calls one of its functions."""
-        config = httpx.get(f"{self.address}/config", timeout=30).json()
-        (found,) = (d["id"] for d in config["dependencies"] if d["api_name"] == name)
-        return found
+        return self.functions[name]["id"]
 
-    def call(self, name: str, data: list[Any], session: str = "here") -> dict[str, Any]:
+    def call(self, name: str, data: list[Any], session: str | None = None) -> dict[str, Any]:
         """Call a function as the page does; return what it is answered at the end."""
+        session = session or f"page{id(self)}"
         body = {"data": data, "fn_index": self.function(name), "session_hash": session}
         joined = self.browser.post(f"{self.address}/gradio_api/queue/join", json=body)
         assert joined.status_code == 200, joined.text

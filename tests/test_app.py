@@ -1,5 +1,6 @@
 """The web app without a browser: what it shows, what it refuses, what it lets through."""
 
+import base64
 import io
 import json
 import math
@@ -24,20 +25,27 @@ from torch import Tensor, nn
 
 from conftest import assert_same, random_image, snapshot
 from selfadapt import SelfAdapt
-from selfadapt.app import charts, pictures
+from selfadapt.app import charts, viewer
 from selfadapt.app.masks import zipped
-from selfadapt.app.run import Network, Outcome, Stops, run
-from selfadapt.app.uploads import Limits, read_upload
-from selfadapt.app.wishes import SETTINGS, Wish, defaults, wished
+from selfadapt.app.networks import MAX_FETCHED, Network, Networks, check_online
+from selfadapt.app.page import Page
+from selfadapt.app.requests import SETTINGS, Request, defaults, validated
+from selfadapt.app.run import Outcome, Stops, mean_iou, run
+from selfadapt.app.uploads import Limits, Upload, read_upload
 from selfadapt.cli import main
+from selfadapt.cost import Estimate
 from selfadapt.images import to_pil
-from selfadapt.method import Stopped
+from selfadapt.labels import STREETS_9
+from selfadapt.method import UNLIKE, Method, Stopped
+from selfadapt.models import open_model
+from selfadapt.models.trained import TRAINED
+from selfadapt.streets import render
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("gradio", reason="needs the extra app")
 from serving import LIMITS, Served, served  # noqa: E402
 
-OFFERS = {"tiny": ("source", "san", "tta", "tent", "memo", "self-adapt")}
+OFFERED = ("source", "san", "tta", "tent", "memo", "self-adapt")
 GOOD = {"alpha": 0.3, "psi": 0.7, "lr": 0.05, "steps": 3, "scales": [0.5, 0.25]}
 NAMES = ("road", "car", "sky")
 
@@ -132,33 +140,28 @@ def test_limits_are_numbers_that_make_sense(wrong: dict[str, Any]) -> None:
 
 
 def test_the_first_method_has_the_settings_and_others_share_some() -> None:
-    wish = wished(OFFERS, "tiny", "self-adapt", ["tent", "san", "memo"], GOOD)
-    assert wish.methods == {
+    request = validated("tiny", OFFERED, "self-adapt", ["tent", "san", "memo"], GOOD)
+    assert request.methods == {
         "self-adapt": {"alpha": 0.3, "psi": 0.7, "lr": 0.05, "steps": 3, "scales": (0.25, 0.5)},
         "tent": {"alpha": 0.3},
         "san": {"alpha": 0.3},
         "memo": {"alpha": 0.3, "scales": (0.25, 0.5)},
     }
     empty = GOOD | {"lr": None, "scales": None}  # fields that are not seen
-    assert wished(OFFERS, "tiny", "san", ["san"], empty).methods == {"san": {"alpha": 0.3}}
+    assert validated("tiny", OFFERED, "san", ["san"], empty).methods == {"san": {"alpha": 0.3}}
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"model": "/etc/passwd"}, "unknown network '/etc/passwd'; there are tiny here"),
-        ({"model": "hf:someone/something"}, "unknown network"),
-        ({"model": None}, "unknown network 'None'"),
-        ({"model": ["tiny"]}, "unknown network"),
-        ({"model": {"path": "x"}}, "unknown network"),
         ({"method": "ensemble"}, "unknown method 'ensemble'"),
         ({"method": "self-adpt"}, "did you mean 'self-adapt'"),
         ({"method": 3}, "unknown method '3'"),
         ({"method": "x" * 10_000}, "unknown method 'x{40}'"),
-        ({"beside": "tent"}, "must be a list"),
-        ({"beside": None}, "must be a list"),
-        ({"beside": ["tent", "p-bn"]}, "unknown method 'p-bn'"),
-        ({"beside": ["source", "san", "tta", "tent"]}, "4 methods can be run at once, got 5"),
+        ({"others": "tent"}, "must be a list"),
+        ({"others": None}, "must be a list"),
+        ({"others": ["tent", "p-bn"]}, "unknown method 'p-bn'"),
+        ({"others": ["source", "san", "tta", "tent"]}, "4 methods can be run at once, got 5"),
         ({"alpha": 1.5}, "alpha must be a number, 0 to 1, got 1.5"),
         ({"alpha": math.nan}, "alpha must be"),
         ({"alpha": "0.3"}, "alpha must be"),
@@ -179,10 +182,10 @@ def test_the_first_method_has_the_settings_and_others_share_some() -> None:
     ],
 )
 def test_what_is_not_on_offer_is_refused(changed: dict[str, Any], words: str) -> None:
-    asked = {"model": "tiny", "method": "self-adapt", "beside": [], **GOOD} | changed
+    asked = {"method": "self-adapt", "others": [], **GOOD} | changed
     settings = {name: asked[name] for name in SETTINGS}
     with pytest.raises(ValueError, match=words) as caught:
-        wished(OFFERS, asked["model"], asked["method"], asked["beside"], settings)
+        validated("tiny", OFFERED, asked["method"], asked["others"], settings)
     assert len(str(caught.value)) < 700
 
 
@@ -195,14 +198,71 @@ def test_defaults_are_the_methods_with_what_was_chosen_for_the_network() -> None
     assert defaults("source", chosen) == {}
 
 
+# Networks on offer
+
+
+def test_no_network_is_opened_that_is_not_listed(tiny: nn.Module) -> None:
+    networks = Networks({"tiny": Network(tiny)})
+    assert networks.get("tiny").model is tiny
+    unlisted = ("/etc/passwd", "hf:someone/something", "streets", None, ["tiny"], {"path": "x"}, 3)
+    for name in unlisted:
+        with pytest.raises(ValueError, match="unknown network"):
+            networks.get(name)
+    listed = next(iter(TRAINED))
+    assert [*networks] == ["tiny", *TRAINED]
+    with pytest.raises(ValueError, match="unknown network"):
+        Networks({"tiny": Network(tiny)}, fetch=False).get(listed)
+
+
+def test_a_listed_network_is_fetched_once_and_few_are_kept(
+    tiny: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def opening(name: str) -> nn.Module:
+        opened.append(name)
+        return tiny
+
+    monkeypatch.setattr("selfadapt.app.networks.check_online", lambda address: None)
+    monkeypatch.setattr("selfadapt.app.networks.open_model", opening)
+    networks, names = Networks({"tiny": Network(tiny)}), [*TRAINED][: MAX_FETCHED + 1]
+    for name in (names[0], *names):
+        assert "self-adapt" in networks.get(name).methods
+    assert opened == names
+    networks.get(names[-1])
+    networks.get(names[0])
+    assert opened == [*names, names[0]]
+
+
+def test_what_cannot_be_fetched_is_refused_in_words(
+    tiny: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> None:
+        raise OSError("the disk is full\nTraceback ...")
+
+    networks, name = Networks({"tiny": Network(tiny)}), next(iter(TRAINED))
+    monkeypatch.setattr("selfadapt.app.networks.HOSTS", {"torchvision": "http://127.0.0.1:1"})
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:1 cannot be reached from here"):
+        networks.get(name)
+    monkeypatch.setattr("selfadapt.app.networks.check_online", lambda address: None)
+    monkeypatch.setattr("selfadapt.app.networks.open_model", fail)
+    with pytest.raises(ValueError, match=r"could not be fetched: the disk is full$"):
+        networks.get(name)
+
+
+def test_a_server_that_answers_anything_is_reached(server: Served) -> None:
+    check_online(server.address)
+    check_online(f"{server.address}/nothing")
+
+
 # What is run
 
 
 def test_methods_are_run_one_after_the_other_and_told_of(tiny: nn.Module, image: Tensor) -> None:
     before, calls = snapshot(tiny), []
     methods = {"self-adapt": {"steps": 2, "alpha": 0.3}, "san": {"alpha": 0.3}}
-    wish = Wish(model="tiny", methods=methods)
-    outcomes = list(run(Network(tiny), wish, image, lambda *told: calls.append(told)))
+    request = Request(model="tiny", methods=methods)
+    outcomes = list(run(Network(tiny), request, image, lambda *told: calls.append(told)))
     assert [(name, step, steps) for name, step, steps, _ in calls] == [
         ("self-adapt", 0, 2), ("self-adapt", 1, 2), ("self-adapt", 2, 2), ("san", 0, 0),
     ]  # fmt: skip
@@ -225,9 +285,9 @@ def test_a_stop_ends_at_the_next_step_and_leaves_no_trace(tiny: nn.Module, image
         if step == 2:
             assert stops.stop("me")
 
-    wish = Wish(model="tiny", methods={"self-adapt": {"steps": 9}, "tent": {}})
+    request = Request(model="tiny", methods={"self-adapt": {"steps": 9}, "tent": {}})
     with pytest.raises(Stopped):
-        list(run(Network(tiny), wish, image, watch, event))
+        list(run(Network(tiny), request, image, watch, event))
     assert taken == [0, 1, 2]
     assert_same(before, snapshot(tiny))
     stops.done("me")
@@ -248,37 +308,55 @@ def test_a_network_offers_the_methods_it_takes(tiny: nn.Module) -> None:
 # What is shown
 
 
-def test_pixels_left_out_are_striped_and_others_painted() -> None:
-    label = torch.zeros(40, 60, dtype=torch.long)
-    label[:, 30:] = 255
-    painted = np.array(pictures.hatched(label, NAMES))
-    assert (painted[:, :30] == (128, 64, 128)).all()
-    assert len(np.unique(painted[:, 30:].reshape(-1, 3), axis=0)) == 2
-    label[:, 30:] = -1
-    assert np.array_equal(np.array(pictures.hatched(label, NAMES)), painted)
+def unpacked(layer: dict[str, Any]) -> np.ndarray:
+    return np.frombuffer(zlib.decompress(base64.b64decode(layer["ids"])), "<u2")
 
 
-def test_changes_are_painted_in_the_new_colour_and_nothing_else() -> None:
-    image = torch.rand(3, 2, 3)
-    result = outcome()
-    painted = np.array(pictures.changes(result.label, result.changed, image, NAMES))
-    assert tuple(painted[1, 1]) == (70, 130, 180)
-    painted[1, 1] = painted[0, 0]
-    assert (painted.min(axis=-1) == painted.max(axis=-1)).all(), "all else is gray"
-
-
-def test_confidence_goes_from_dark_to_bright() -> None:
-    levels = np.array(pictures.heat(torch.linspace(0, 1, 50)[None])).sum(axis=-1)[0]
-    assert (np.diff(levels.astype(int)) > 0).all()
+def test_the_viewer_is_given_the_photo_and_masks_as_numbers() -> None:
+    pseudo = torch.tensor([[0, 255, 1], [0, -1, 2]])
+    result = outcome(pseudo_label=pseudo, confidence=torch.tensor([[0.5, 0.25, 1]] * 2))
+    given = viewer.scene(Upload(torch.rand(3, 2, 3), (4, 6)), [result], "six pixels")
+    layers = {layer["name"]: layer for layer in given["layers"]}
+    assert [*layers] == ["as trained", "self-adapt", "pseudo-label of self-adapt"]
+    assert unpacked(layers["as trained"]).tolist() == [0, 0, 1, 0, 0, 2]
+    assert unpacked(layers["self-adapt"]).tolist() == [0, 0, 1, 0, 2, 2]
+    none = viewer.NO_CLASS
+    assert unpacked(layers["pseudo-label of self-adapt"]).tolist() == [0, none, 1, 0, none, 2]
+    percent = zlib.decompress(base64.b64decode(layers["self-adapt"]["confidence"]))
+    assert list(percent) == [50, 25, 100] * 2
+    photo = base64.b64decode(given["photo"].removeprefix("data:image/jpeg;base64,"))
+    assert PILImage.open(io.BytesIO(photo)).size == (given["width"], given["height"]) == (3, 2)
+    json.dumps(given)
 
 
 def test_large_maps_are_thinned_out_for_the_page() -> None:
     label = torch.arange(3)[None, :, None].expand(1, 3, 1000).reshape(1, 3000).repeat(2, 1)
-    small = pictures.shown(label)
-    assert small.shape == (1, 1600)
-    assert small.flatten().bincount().tolist() == [533, 534, 533]
-    assert (pictures.at_size(small, (2, 3000)) != label).sum() <= 8
-    assert pictures.photo(torch.rand(3, 20, 3200)).size == (1600, 10)
+    result = outcome(label=label, confidence=torch.rand(2, 3000), source_label=None)
+    given = viewer.scene(Upload(torch.rand(3, 2, 3000), (2, 3000)), [result], "wide")
+    assert (given["width"], given["height"]) == (1600, 1)
+    (layer,) = given["layers"]
+    assert np.bincount(unpacked(layer)).tolist() == [533, 534, 533]
+
+
+def test_a_rendered_street_is_scored_against_its_exact_labels() -> None:
+    exact = torch.tensor([[0, 6, 8, 8]])
+    names = ("sky", "wall", *STREETS_9[:6], *STREETS_9[7:])
+    index = {name: number for number, name in enumerate(names)}
+    label = torch.tensor([[index["road"], index["wall"], index["car"], index["road"]]])
+    assert mean_iou(label, exact, names) == pytest.approx((0.5 + 0 + 0.5) / 3)
+    assert mean_iou(label, exact, names[1:]) is None
+    right = torch.tensor([[index["road"], index["sky"], index["car"], index["car"]]])
+    result = outcome(label=right, source_label=label, names=names)
+    assert "33.3 &rarr; 100.0 % mIoU" in charts.facts(result, exact)
+    assert "mIoU" not in charts.facts(result)
+
+
+def test_an_image_unlike_the_training_images_is_warned_of() -> None:
+    text = charts.facts(outcome(notes=(UNLIKE, "another")))
+    assert '<p class="warning">this image looks unlike' in text
+    assert text.count("unlike") == 1
+    assert "<li>another</li>" in text
+    assert "warning" not in charts.facts(outcome())
 
 
 def test_the_legend_leaves_out_classes_of_a_few_pixels_that_stay() -> None:
@@ -353,7 +431,7 @@ def asking(file: str, **changed: Any) -> list[Any]:
     """Return what the page sends to have an image adapted to."""
     asked = {
         "image": {"path": file, "meta": {"_type": "gradio.FileData"}},
-        "model": "tiny", "method": "self-adapt", "beside": [], **GOOD,
+        "model": "tiny", "method": "self-adapt", "others": [], **GOOD,
     }  # fmt: skip
     return list((asked | changed).values())
 
@@ -361,11 +439,15 @@ def asking(file: str, **changed: Any) -> list[Any]:
 def test_an_uploaded_image_is_adapted_to_over_http(server: Served) -> None:
     before = snapshot(server.model)
     (file,) = server.upload(png()).json()
-    answer = server.call("adapt", asking(file, beside=["san"]))
+    answer = server.call("adapt", asking(file, others=["san"]))
     assert answer["success"], answer
-    assert "48x32 pixels" in answer["output"]["data"][0]
-    masks = next(d for d in answer["output"]["data"] if isinstance(d, dict) and "masks" in str(d))
-    with zipfile.ZipFile(io.BytesIO(server.browser.get(masks["url"]).content)) as archive:
+    status, shown, report, download = answer["output"]["data"]
+    assert "Done in" in status
+    assert shown["title"] == "48x32 pixels"
+    assert [layer["name"] for layer in shown["layers"][:3]] == ["as trained", "self-adapt", "san"]
+    assert report.count('class="method"') == 2
+    masks = server.browser.get(download["value"]["url"])
+    with zipfile.ZipFile(io.BytesIO(masks.content)) as archive:
         assert "san_label.png" in archive.namelist()
     assert_same(before, snapshot(server.model))
 
@@ -391,6 +473,99 @@ def test_what_a_client_makes_up_is_refused_over_http(
     assert words is None or words in answer["output"]["error"]
     for leak in ("Traceback", ".py", os.sep + "tmp", "root:"):
         assert leak not in str(answer), leak
+
+
+def test_a_bad_image_is_refused_as_it_is_dropped(server: Served) -> None:
+    for content, words in ((b"text", "not an image file"), (png()[:200], "cut off or damaged")):
+        (file,) = server.upload(content).json()
+        image, status = server.call("check", asking(file))["output"]["data"]
+        assert image is None
+        assert words in status
+        assert os.sep + "tmp" not in status
+
+
+def test_an_image_is_told_how_long_it_will_take(server: Served) -> None:
+    (file,) = server.upload(png()).json()
+    image, status = server.call("check", asking(file, steps=3))["output"]["data"]
+    assert image == {"__type__": "update"}
+    assert re.search(r"48x32 pixels. It will take <b>(less than a second|about [\d.]+ s)<", status)
+    image, status = server.call("check", asking(file, steps=99))["output"]["data"]
+    assert image == {"__type__": "update"}
+    assert "steps must be a whole number, 0 to 50, got 99" in status
+
+
+def test_the_page_says_what_would_be_faster_where_it_takes_long(
+    tiny: nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    estimate = Estimate(seconds=60, plain_seconds=1, step_seconds=5, num_bytes=0)
+    monkeypatch.setattr(Method, "estimate", lambda *_: estimate)
+    page = Page(Networks({"tiny": Network(tiny)}), LIMITS, tmp_path, Stops())
+    upload = Upload(random_image(32, 48), (32, 48))
+    request = validated("tiny", OFFERED, "self-adapt", [], GOOD | {"steps": 10})
+    text = page._estimate(upload, request)
+    assert "about 60 s</b> here. With 5 steps about 35 s, with the method san about 2.0 s" in text
+    request = validated("tiny", OFFERED, "san", [], GOOD)
+    assert "With" not in page._estimate(upload, request)
+
+
+def test_a_tiff_becomes_a_png_that_browsers_show(server: Served) -> None:
+    file = io.BytesIO()
+    to_pil(random_image(32, 48)).save(file, "TIFF")
+    (uploaded,) = server.upload(file.getvalue(), "street.tif").json()
+    image, status = server.call("check", asking(uploaded))["output"]["data"]
+    assert "48x32 pixels" in status
+    shown = server.browser.get(image["url"]).content
+    with PILImage.open(io.BytesIO(shown)) as picture:
+        assert picture.format == "PNG"
+        assert np.array_equal(np.array(picture), np.array(to_pil(random_image(32, 48))))
+    assert server.call("adapt", asking(image["path"]))["success"]
+
+
+def test_the_page_begins_with_a_street_that_was_adapted_to(server: Served) -> None:
+    for _ in range(2):
+        shown, report, _ = server.call("example", [])["output"]["data"]
+        assert shown["title"].startswith("Rendered street: night, number")
+        assert shown["right"] == "self-adapt"
+        assert "No gradient steps" not in report
+
+
+def test_a_rendered_street_is_recognised_and_scored(tmp_path: Path) -> None:
+    page = Page(Networks({"streets": Network(open_model("streets"))}), LIMITS, tmp_path, Stops())
+    file = Path(page.street("rain", 3))
+    upload = read_upload(file, LIMITS)
+    request = Request(model="streets", methods={"san": {"alpha": 0.3}})
+    (result,) = run(page.networks.get("streets"), request, upload.image)
+    shown, report, _ = page._shown(request, upload, [result])
+    exact = torch.from_numpy(render("rain", 3, *upload.size)[1])
+    score = 100 * mean_iou(result.label, exact, result.names)
+    assert f"&rarr; {score:.1f} % mIoU" in report
+    assert shown["layers"][-1]["name"] == "exact labels"
+    assert np.array_equal(unpacked(shown["layers"][-1]), exact.flatten())
+    photo = Upload(random_image(*upload.size), upload.size)
+    shown, report, _ = page._shown(request, photo, [result])
+    assert "mIoU" not in report
+    assert shown["layers"][-1]["name"] == "san"
+
+
+def test_a_network_that_cannot_be_fetched_leaves_the_first(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfadapt.app.networks.HOSTS", {"hf": "http://127.0.0.1:1"})
+    name = next(name for name in TRAINED if name.startswith("hf:"))
+    model, about, _, method, *_ = server.call("offer", [name])["output"]["data"]
+    assert model["value"] == "tiny"
+    assert "cannot be reached from here" in about
+    assert method["value"] == "self-adapt"
+    assert name not in about
+    for name in ("hf:someone/something", "/etc/passwd", None, 7, {"a": 1}):
+        _, about, *_ = server.call("offer", [name])["output"]["data"]
+        assert "unknown network" in about
+
+
+def test_networks_are_fetched_for_this_machine_alone() -> None:
+    with served(local=False) as running:
+        config = running.browser.get(f"{running.address}/config").text
+    assert next(iter(TRAINED)) not in config
 
 
 def test_other_names_and_pages_from_elsewhere_are_refused(server: Served) -> None:
@@ -449,7 +624,7 @@ def test_a_network_that_fails_is_told_of_without_its_details(
         (["--model", "deeplabv1_resnet50"], "comes without weights"),
         (["--port", "many"], "port must be a whole number"),
         (["--port", "70000"], "port must be a whole number, 0 to 65535, got 70000"),
-        (["--host", "no.such.host.invalid"], "cannot be listened at"),
+        (["--host", "no.such.host.invalid"], "cannot listen on port"),
         (["--max-mb", "0"], "max_mb must be a number, 0.01 to 1024, got 0.0"),
         (["--max-megapixels", "nan"], "max_megapixels must be"),
         (["--max-pixels", "0"], "max_pixels must be a whole number, 256 or more, got 0"),

@@ -15,7 +15,10 @@ from test_app import asking, png  # noqa: E402
 from serving import Served, served  # noqa: E402
 
 JOIN, UPLOAD = "/gradio_api/queue/join", "/gradio_api/upload"
-EVENTS = ("street", "explain", "offer", "adapt", "stop", "leave")
+EVENTS = (
+    "street", "street_1", "example", "check", "check_1", "check_2", "check_3", "explain",
+    "offer", "adapt", "stop", "leave",
+)  # fmt: skip
 JSON = {"content-type": "application/json"}
 
 
@@ -40,13 +43,16 @@ def contents(folder: Path) -> set[Path]:
 
 
 def num_inputs(server: Served, event: str) -> int:
-    config = server.browser.get(f"{server.address}/config").json()
-    (inputs,) = (d["inputs"] for d in config["dependencies"] if d["api_name"] == event)
-    return len(inputs)
+    return len(server.functions[event]["inputs"])
 
 
 def join(server: Served, event: str, data: list[Any], **extra: Any) -> Any:
-    body = {"data": data, "fn_index": server.function(event), "session_hash": "s", **extra}
+    body = {
+        "data": data,
+        "fn_index": server.function(event),
+        "session_hash": f"s{id(server)}",
+        **extra,
+    }
     return server.browser.post(server.address + JOIN, content=json.dumps(body), headers=JSON)
 
 
@@ -91,7 +97,7 @@ def test_visitors_cannot_name_or_read_each_others_files(server: Served) -> None:
     (file,) = server.upload(png(40, 50)).json()
     assert server.browser.get(f"{server.address}/gradio_api/file={file}").status_code == 200
     answer = server.call("adapt", asking(file))
-    results = [d["path"] for d in answer["output"]["data"] if isinstance(d, dict) and "path" in d]
+    results = [answer["output"]["data"][3]["value"]["path"]]
     stranger = Served(server.address, server.model)
     stranger.upload(png(16, 16))
     for path in (file, *results):
@@ -100,9 +106,54 @@ def test_visitors_cannot_name_or_read_each_others_files(server: Served) -> None:
             answer = browser.get(f"{server.address}/gradio_api/file={path}")
             assert answer.status_code == 403
     assert join(stranger, "adapt", asking(file)).status_code == 403
-    assert results
-    events = f"{server.address}/gradio_api/queue/data?session_hash=here"
-    assert stranger.browser.get(events).status_code == 404
+
+
+def test_visitors_cannot_join_read_or_cancel_each_others_sessions(server: Served) -> None:
+    server.call("stop", [], "mine")
+    stranger = Served(server.address, server.model)
+    stranger.call("stop", [], "theirs")
+    body = {"data": [], "fn_index": server.function("stop"), "session_hash": "mine"}
+    answer = stranger.browser.post(server.address + JOIN, json=body)
+    assert (answer.status_code, answer.text) == (403, "this session is another visitor's")
+    for query in ("session_hash=mine", "session_hash=theirs&session_hash=mine"):
+        url = f"{server.address}/gradio_api/queue/data?{query}"
+        assert stranger.browser.get(url).status_code == 404
+    body = {"session_hash": "mine", "fn_index": 0, "event_id": "x"}
+    url = f"{server.address}/gradio_api/cancel"
+    assert stranger.browser.post(url, json=body).status_code == 404
+    assert server.browser.post(url, json=body).status_code == 200
+
+
+def test_a_file_swapped_for_a_link_is_not_given_away(server: Served, tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(png())
+    file = Path(server.upload(png(18, 18), "secret.png").json()[0])
+    url = f"{server.address}/gradio_api/file={file}"
+    assert server.browser.get(url).status_code == 200
+    file.unlink()
+    file.symlink_to(tmp_path / "secret.png")
+    assert server.browser.get(url).status_code == 403
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.symlink_to(tmp_path)
+    assert server.browser.get(url).status_code == 403
+    file.parent.unlink()
+
+
+@pytest.mark.parametrize("ranges", ["0-3", "9999999-", "-1", ",".join(["0-1"] * 5000)])
+def test_files_are_given_whole_whatever_range_is_asked_for(server: Served, ranges: str) -> None:
+    (file,) = server.upload(png()).json()
+    url = f"{server.address}/gradio_api/file={file}"
+    answer = server.browser.get(url, headers={"range": f"bytes={ranges}"})
+    assert (answer.status_code, answer.content) == (200, png())
+
+
+def test_there_is_a_limit_to_the_number_of_files(
+    server: Served, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_files = sum(path.is_file() for path in folder.rglob("*"))
+    monkeypatch.setattr("selfadapt.app.gate.MAX_FILES", num_files)
+    answer = server.upload(png(19, 19))
+    assert (answer.status_code, answer.text) == (507, "there is no room for files; try again later")
 
 
 def test_a_visitor_is_not_known_by_a_cookie_of_their_own_making(server: Served) -> None:
@@ -179,7 +230,7 @@ def test_no_other_path_is_given_away(server: Served, path: str) -> None:
     ],
 )  # fmt: skip
 def test_malformed_events_are_refused_in_words(server: Served, changed: dict[str, Any]) -> None:
-    body = {"data": [None] * 9, "fn_index": server.function("adapt"), "session_hash": "s"}
+    body = {"data": [None] * 9, "fn_index": server.function("adapt"), "session_hash": "x"}
     content = json.dumps(body | changed)
     answer = server.browser.post(server.address + JOIN, content=content, headers=JSON)
     assert answer.status_code == 400
@@ -263,7 +314,9 @@ def test_a_path_in_the_place_of_a_value_is_no_file(
     for position in range(number):
         data: list[Any] = [None] * number
         data[position] = "/etc/hostname"
-        assert not server.call(event, data)["success"]
+        answer = server.call(event, data)
+        shown = str(answer["output"].get("data"))
+        assert not answer["success"] or 'class="refused"' in shown or "Drop an image" in shown
     assert contents(folder) == before
 
 

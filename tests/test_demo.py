@@ -224,8 +224,8 @@ def test_tables_mark_the_best_the_gains_and_the_losses() -> None:
 
 
 def test_a_gain_too_small_to_be_written_is_none() -> None:
-    rows = [Standing("source", 0.5, 0.1, 9), Standing("a", 0.4999, 0.2, 9)]
-    cell = standings("night", rows).rows[1][2]
+    rows = [MethodScore("source", 0.5, 0.1, 9), MethodScore("a", 0.4999, 0.2, 9)]
+    cell = score_table("night", rows).rows[1][2]
     assert cell == ("+0.0", "")
 
 

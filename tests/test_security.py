@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import selfadapt
 from runs import run_cli
-from selfadapt.app.gate import OLD, ROOM, has_room
+from selfadapt.app.gate import EXPIRY_S, MAX_STORAGE_BYTES, has_room
 from selfadapt.cli.progress import Bar
 from selfadapt.data.reading import read_label, read_picture, size_of_file
 from selfadapt.data.tables import CITYSCAPES
@@ -158,9 +158,9 @@ def test_uploads_are_removed_and_have_a_limit(tmp_path: Path) -> None:
     old.parent.mkdir()
     for path in (old, new):
         path.write_bytes(b"12345")
-    os.utime(old, (0, new.stat().st_mtime - OLD - 10))
+    os.utime(old, (0, new.stat().st_mtime - EXPIRY_S - 10))
     assert has_room(tmp_path)
     assert not old.exists()
     assert new.exists()
-    os.truncate(new, ROOM + 1)  # which takes no room on the disk
+    os.truncate(new, MAX_STORAGE_BYTES + 1)  # which takes no room on the disk
     assert not has_room(tmp_path)

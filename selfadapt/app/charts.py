@@ -6,8 +6,9 @@ from math import isfinite
 
 from torch import Tensor
 
-from selfadapt.app.run import Outcome
+from selfadapt.app.run import Outcome, mean_iou
 from selfadapt.labels import class_colors
+from selfadapt.method import UNLIKE
 
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 360, 170, 48, 12, 24
 """Size of a curve's picture, and of the margins around the curve."""
@@ -55,15 +56,44 @@ def _change(before: float | None, after: float) -> str:
     return "" if before is None else f"{round(100 * (after - before), 1) + 0.0:+.1f}"
 
 
-def facts(outcome: Outcome) -> str:
-    """Return in words what was done, how long it took and what a user should know."""
+def facts(outcome: Outcome, exact: Tensor | None = None) -> str:
+    """Return in words what was done, how long it took and what a user should know.
+
+    Args:
+        outcome: What a method gave.
+        exact: Labels of a rendered street ``(H, W)``, as indices in ``STREETS_9``.
+    """
     settings = ", ".join(f"{name} {_value(value)}" for name, value in outcome.settings.items())
     parts = [f"<b>{escape(outcome.method)}</b>" + (f" with {settings}" if settings else "")]
     parts.append(f"{outcome.seconds:.2f} s")
     if outcome.changed is not None:
-        parts.append(f"{outcome.changed.float().mean():.1%} of the pixels changed")
-    notes = "".join(f"<li>{escape(note)}</li>" for note in outcome.notes)
-    return f"<p>{' &middot; '.join(parts)}</p>" + (f"<ul>{notes}</ul>" if notes else "")
+        parts.append(f"{outcome.changed:.1%} of the pixels changed")
+    warning = f'<p class="warning">{escape(UNLIKE)}</p>' if UNLIKE in outcome.notes else ""
+    notes = "".join(f"<li>{escape(note)}</li>" for note in outcome.notes if note != UNLIKE)
+    notes = f"<ul>{notes}</ul>" if notes else ""
+    return f"{_score(outcome, exact)}{warning}<p>{' &middot; '.join(parts)}</p>{notes}"
+
+
+def _score(outcome: Outcome, exact: Tensor | None) -> str:
+    after = None if exact is None else mean_iou(outcome.label, exact, outcome.names)
+    if exact is None or after is None:
+        return ""
+    source = outcome.source_label
+    before = None if source is None else mean_iou(source, exact, outcome.names)
+    first = "" if before is None else f"{100 * before:.1f} &rarr; "
+    return (
+        f'<p class="score">{first}{100 * after:.1f} % mIoU <small>against the exact labels of this '
+        "rendered street</small></p>"
+    )
+
+
+def report(outcomes: Sequence[Outcome], exact: Tensor | None = None) -> str:
+    """Return what there is to say of each method: score, facts, classes, loss."""
+    return "".join(
+        f'<section class="method">{facts(outcome, exact)}<div class="details">{legend(outcome)}'
+        f"<div><p><b>Loss</b> before each step</p>{curve(outcome.losses)}</div></div></section>"
+        for outcome in outcomes
+    )
 
 
 def _value(value: object) -> str:
@@ -94,9 +124,9 @@ def curve(losses: Sequence[float]) -> str:
     texts.append(_text(LEFT, HEIGHT - 6, "step 1", "start"))
     if len(losses) > 1:
         texts.append(_text(WIDTH - RIGHT, HEIGHT - 6, str(len(losses)), "end"))
-    said = f"loss from {losses[0]:.3g} to {losses[-1]:.3g} in {len(losses)} steps"
+    description = f"loss from {losses[0]:.3g} to {losses[-1]:.3g} in {len(losses)} steps"
     return (
-        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">'
+        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{description}">'
         f'<path d="M{LEFT} 0V{HEIGHT - BOTTOM}H{WIDTH}"/><polyline points="{line}"/>{dots}'
         f"{''.join(texts)}</svg>"
     )

@@ -35,11 +35,15 @@ SESSION = re.compile(r"\w{1,64}", re.ASCII)
 LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 COOKIE = "selfadapt-visitor"
 NO_FILE = "this file is not here, or not any more; drop the image again"
+NO_SESSION = "there is no such session"
 MAX_VISITORS = 10_000
 """After so many, those who have not been here for longest must load the page again."""
+MAX_SESSIONS = 100
+"""After so many pages of a visitor, the oldest are forgotten."""
 MAX_JSON_BYTES = 2**18
 MAX_STORAGE_BYTES = 2**31
-"""Of all files of the app together."""
+MAX_FILES = 20_000
+"""Of all visitors together."""
 EXPIRY_S = 2 * 3600
 """Files that nobody has touched for so long are removed."""
 UPLOAD_OVERHEAD = 2**16
@@ -65,7 +69,8 @@ class Visitor:
     """What a visitor may name."""
 
     files: set[str] = field(default_factory=set)
-    sessions: set[str] = field(default_factory=set)
+    sessions: dict[str, None] = field(default_factory=dict)
+    """Pages by the names that they gave themselves, the newest at the end."""
 
 
 class Gate:
@@ -75,8 +80,7 @@ class Gate:
         application: What answers.
         events: The events of the page by number, and how many inputs each takes.
         num_bytes: The most bytes an uploaded file may have.
-        folder: Where the application keeps uploads and results. What is there now everybody may
-            read: it belongs to the page itself.
+        folder: Where the application keeps uploads and results.
         local: Answer only to names of this machine and to its own page, so that no page from
             elsewhere can use it through a visitor's browser.
     """
@@ -93,7 +97,6 @@ class Gate:
         self._application, self._events, self._local = application, events, local
         self._max_upload = num_bytes + UPLOAD_OVERHEAD
         self._folder = folder
-        self._public = {str(path) for path in folder.rglob("*")}
         self._visitors: dict[str, Visitor] = {}
         """By cookie, those who were here last at the end."""
 
@@ -128,12 +131,15 @@ class Gate:
             raise Refused(403, "this answers to pages of this machine alone")
         if method in ("GET", "HEAD") and path.startswith(FILE):
             self._check_file(path.removeprefix(FILE), visitor)
+            # The page asks for whole files. Many ranges would take long, or fail.
+            scope["headers"] = [(k, v) for k, v in scope["headers"] if k != b"range"]
         elif method in ("GET", "HEAD") and READ.fullmatch(path):
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-            if path == EVENTS and not visitor.sessions.issuperset(query.get("session_hash", "-")):
-                raise Refused(404, "there is no such session")
+            sessions = query.get("session_hash", ["-"])
+            if path == EVENTS and not visitor.sessions.keys() >= set(sessions):
+                raise Refused(404, NO_SESSION)
         elif method == "POST" and path == UPLOAD:
-            return self._checked_upload(scope, receive)
+            return self._checked_upload(scope, receive, visitor)
         elif method == "POST" and path in (JOIN, "/gradio_api/cancel", "/gradio_api/reset"):
             body = await _body(receive, MAX_JSON_BYTES)
             return _replayed(self._checked_json(body, visitor, joins=path == JOIN), receive)
@@ -141,7 +147,7 @@ class Gate:
             raise Refused(404, "there is nothing here")
         return receive
 
-    def _checked_upload(self, scope: Message, receive: Receive) -> Receive:
+    def _checked_upload(self, scope: Message, receive: Receive, visitor: Visitor) -> Receive:
         if not _header(scope, b"content-type").startswith("multipart/form-data; boundary="):
             raise Refused(415, "a file must be sent as multipart/form-data")
         stated = _header(scope, b"content-length")
@@ -149,8 +155,7 @@ class Gate:
             raise Refused(413, "this file is too large")
         if not has_room(self._folder):
             raise Refused(507, "there is no room for files; try again later")
-        for visitor in self._visitors.values():
-            visitor.files = {path for path in visitor.files if Path(path).exists()}
+        visitor.files = {path for path in visitor.files if Path(path).exists()}
         return _limited(receive, self._max_upload)
 
     def _checked_json(self, body: bytes, visitor: Visitor, *, joins: bool) -> bytes:
@@ -163,7 +168,14 @@ class Gate:
         if not isinstance(request, dict):
             raise Refused(400, "the body must be a JSON object")
         if joins:
-            visitor.sessions.add(self._checked_session(request))
+            session = self._checked_session(request)
+            if any(session in v.sessions for v in self._visitors.values() if v is not visitor):
+                raise Refused(403, "this session is another visitor's")
+            visitor.sessions[session] = None
+            while len(visitor.sessions) > MAX_SESSIONS:
+                del visitor.sessions[next(iter(visitor.sessions))]
+        elif "session_hash" in request and request["session_hash"] not in [*visitor.sessions]:
+            raise Refused(404, NO_SESSION)
         for path in _values(request, "path"):
             self._check_file(path, visitor)
         return passed_on
@@ -186,7 +198,7 @@ class Gate:
 
     def _check_file(self, path: object, visitor: Visitor) -> None:
         """Raise Refused unless a visitor may name a path, and it is a file of this folder."""
-        if not isinstance(path, str) or path not in self._public | visitor.files:
+        if not isinstance(path, str) or path not in visitor.files:
             raise Refused(403, NO_FILE)
         inside = Path(path).resolve().is_relative_to(self._folder.resolve())
         if not inside or Path(path).is_symlink() or not Path(path).is_file():
@@ -195,7 +207,7 @@ class Gate:
 
 def has_room(folder: Path) -> bool:
     """Remove files that expired, and return True if there is room for more."""
-    total, now = 0, time.time()
+    total, count, now = 0, 0, time.time()
     for path in folder.rglob("*"):
         try:
             status = path.lstat()
@@ -205,9 +217,10 @@ def has_room(folder: Path) -> bool:
                 path.unlink()
             else:
                 total += status.st_size
+                count += 1
         except FileNotFoundError:  # Gradio removes files as well
             continue
-    return total < MAX_STORAGE_BYTES
+    return total < MAX_STORAGE_BYTES and count < MAX_FILES
 
 
 def _noting_files(send: Send, visitor: Visitor) -> Send:

@@ -8,8 +8,8 @@ from math import isfinite
 
 from PIL import Image as PILImage
 
-from selfadapt.app.pictures import at_size
 from selfadapt.app.run import Outcome
+from selfadapt.app.viewer import at_size
 from selfadapt.images import colored, label_image
 from selfadapt.labels import class_colors
 from selfadapt.views import Size

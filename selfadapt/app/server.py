@@ -15,9 +15,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from selfadapt.app.gate import Gate
-from selfadapt.app.page import CSS, Page
-from selfadapt.app.run import Network, Stops
+from selfadapt.app.networks import Network, Networks
+from selfadapt.app.page import Page
+from selfadapt.app.run import Stops
 from selfadapt.app.uploads import Limits
+from selfadapt.app.viewer import WEB
 from selfadapt.checks import check_number
 
 LOOPBACK = "127.0.0.1"
@@ -32,13 +34,15 @@ def application(
     """Lend the application; what was uploaded and made is gone on leaving.
 
     Args:
-        networks: The networks to choose from, by name.
+        networks: The networks to choose from, by name. Where ``local``, published ones are
+            offered as well.
         limits: How large images may be.
         stops: Who has asked for an end of what is run for them.
         local: Answer only to names of this machine.
     """
     with tempfile.TemporaryDirectory(prefix="selfadapt-") as name, _kept_in(Path(name)):
-        blocks = Page(networks, limits, Path(name), stops).build()
+        offered = Networks(networks, fetch=local)
+        blocks = Page(offered, limits, Path(name), stops).build()
         app = gr.mount_gradio_app(
             FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
             blocks,
@@ -52,7 +56,7 @@ def application(
             mcp_server=False,
             enable_monitoring=False,
             theme=_theme(),
-            css=CSS,
+            css=(WEB / "page.css").read_text(),
         )
         # Unless it counts as launched, Gradio takes files from anywhere on the server.
         blocks.has_launched = blocks.is_running = True
@@ -150,13 +154,13 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]
         raise OSError(
-            f"port {port} at {host} cannot be listened at ({reason}); "
+            f"cannot listen on port {port} at {host} ({reason}); "
             "choose another with --port, or leave --host out"
         ) from error
 
 
 def is_local(host: str) -> bool:
-    """Say whether an address reaches this machine alone."""
+    """Return True if an address reaches this machine alone."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

@@ -1,5 +1,6 @@
 """Images that come from outside: refused by type and size before a pixel is decoded."""
 
+import io
 import os
 import warnings
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from selfadapt.checks import check_number
-from selfadapt.images import load_image
+from selfadapt.images import load_image, to_pil
 from selfadapt.modes import within_budget
 from selfadapt.views import Size, size_of
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 MIN_SIDE = 16
 DAMAGED = "this image cannot be read, it may be cut off or damaged"
 PIXELS = {"cpu": 384 * 768, "cuda": 1024 * 2048}
@@ -45,12 +46,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Upload:
-    """An image as it is segmented, and the size it came with."""
+    """An image as it is segmented, and as it came."""
 
     image: Tensor
     """Raw ``(3, H, W)``, within the limits."""
     size: Size
     """Rows and columns of the image that came."""
+    png: bytes | None = None
+    """The whole image as a PNG, where browsers cannot show its own format."""
 
 
 def read_upload(path: str | os.PathLike[str], limits: Limits) -> Upload:
@@ -70,14 +73,16 @@ def read_upload(path: str | os.PathLike[str], limits: Limits) -> Upload:
             with PILImage.open(path, formats=FORMATS) as picture:
                 _check_pixels(picture, limits)
                 image = _decoded(picture)
+                png = _as_png(image, limits) if picture.format == "TIFF" else None
     except UnidentifiedImageError as error:
-        known = ", ".join(FORMATS)
-        raise ValueError(f"this is not an image file that can be read; send {known}") from error
+        raise ValueError(
+            f"this is not an image file that can be read; send {', '.join(FORMATS)}"
+        ) from error
     except PILImage.DecompressionBombError as error:
         raise ValueError(_too_many(limits)) from error
     except OSError as error:
         raise ValueError(DAMAGED) from error
-    return Upload(_scaled_down(image, limits.max_pixels), size_of(image))
+    return Upload(_scaled_down(image, limits.max_pixels), size_of(image), png)
 
 
 def _decoded(picture: PILImage.Image) -> Tensor:
@@ -85,6 +90,16 @@ def _decoded(picture: PILImage.Image) -> Tensor:
         return load_image(picture)
     except Exception as error:  # decoders of damaged files fail in any way
         raise ValueError(DAMAGED) from error
+
+
+def _as_png(image: Tensor, limits: Limits) -> bytes:
+    file = io.BytesIO()
+    to_pil(image).save(file, "PNG")
+    if file.tell() > limits.num_bytes:
+        raise ValueError(
+            f"this TIFF has more than {limits.megabytes:g} MB as a PNG; send a smaller one"
+        )
+    return file.getvalue()
 
 
 def _check_pixels(picture: PILImage.Image, limits: Limits) -> None:

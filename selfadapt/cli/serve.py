@@ -37,7 +37,7 @@ def _serve_arguments(parser: ArgumentParser) -> None:
 
 def _serve(args: Namespace) -> int:
     need("gradio", "app")
-    from selfadapt.app.run import Network
+    from selfadapt.app.networks import Network
     from selfadapt.app.server import is_local, serve
     from selfadapt.app.uploads import PIXELS, Limits
 
@@ -60,7 +60,7 @@ def _serve(args: Namespace) -> int:
             raise ValueError(str(error)) from error
     if not is_local(args.host):
         print(f"note: all who can reach {args.host} can use this", file=sys.stderr)
-    serve(networks, limits, args.host, args.port, _say)
+    serve(networks, limits, args.host, args.port, _print_address)
     print("stopped", file=sys.stderr)
     return 0
 
@@ -75,7 +75,7 @@ def _name(place: str, taken: dict[str, Any]) -> str:
     return name
 
 
-def _say(address: str) -> None:
+def _print_address(address: str) -> None:
     print(f"the page is at {address}, Ctrl-C ends it", flush=True)
 
 

@@ -1,0 +1,95 @@
+"""What a visitor asks for. It comes over the network, so every part of it is checked here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from selfadapt.adapt import LR
+from selfadapt.checks import check_number
+from selfadapt.methods import settings_of
+from selfadapt.names import nearest
+
+SETTINGS = ("alpha", "psi", "lr", "steps", "scales")
+"""Settings there are controls for."""
+SHARED = ("alpha", "scales")
+"""Those that methods beside the first take too; the others belong to one method."""
+SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+MAX_STEPS, MAX_LR, MAX_METHODS = 50, 1.0, 4
+MAX_SEED = 9999
+RANGES = {"alpha": (0, 1), "psi": (0, 1), "lr": (1e-6, MAX_LR), "steps": (0, MAX_STEPS)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A network, and the methods to run with it."""
+
+    model: str
+    methods: Mapping[str, dict[str, Any]]
+    """Name -> settings, in the order they are run in."""
+
+
+def validated(
+    model: str, offered: Sequence[str], method: object, others: object, settings: Mapping[str, Any]
+) -> Request:
+    """Check the methods and settings that are asked for, whatever they may be.
+
+    Args:
+        model: Name of a network.
+        offered: Names of the methods that can be run with it.
+        method: Name of the method that takes the settings.
+        others: Names of methods to compare with.
+        settings: A value for each of ``SETTINGS``.
+
+    Raises:
+        ValueError: Something is not on offer, or out of its range.
+    """
+    if not isinstance(others, list | tuple):
+        raise ValueError(f"methods to compare with must be a list of names, got {others!r}")
+    names = list(dict.fromkeys(check_method(name, offered) for name in (method, *others)))
+    if len(names) > MAX_METHODS:
+        raise ValueError(f"{MAX_METHODS} methods can be run at once, got {len(names)}")
+    methods = {}
+    for index, name in enumerate(names):
+        taken = SETTINGS if index == 0 else SHARED
+        given = {key: settings[key] for key in taken if key in settings_of(name)}
+        for key, value in given.items():
+            if key == "scales":
+                _check_scales(value)
+                given[key] = tuple(sorted(set(value)))
+            else:
+                check_number(key, value, *RANGES[key], whole=key == "steps")
+        methods[name] = given
+    return Request(model=model, methods=methods)
+
+
+def check_method(name: object, offered: Sequence[str]) -> str:
+    """Return the name of a method that is on offer, or raise ValueError."""
+    if not isinstance(name, str) or name not in offered:
+        shown = str(name)[:40]
+        raise ValueError(
+            f"unknown method {shown!r};{nearest(shown, offered)} there are "
+            f"{', '.join(offered)} for this network"
+        )
+    return name
+
+
+def _check_scales(scales: object) -> None:
+    if not isinstance(scales, list | tuple) or not scales or len(scales) > len(SCALES):
+        raise ValueError(f"scales must be a list of 1 to {len(SCALES)} numbers, got {scales!r}")
+    for scale in scales:
+        check_number("each scale", scale, min(SCALES), max(SCALES))
+
+
+def defaults(method: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of its settings that a method starts with.
+
+    Args:
+        method: The method's name.
+        chosen: Values chosen for the network; its ``lr`` is self-adaptation's.
+    """
+    parameters = settings_of(method)
+    values = {name: parameters[name].default for name in SETTINGS if name in parameters}
+    if "lr" in values and values["lr"] is None:
+        values["lr"] = LR["paper"]
+    taken = ("alpha", "lr") if method == "self-adapt" else ("alpha",)
+    return values | {name: chosen[name] for name in taken if name in chosen and name in values}
