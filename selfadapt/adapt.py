@@ -166,7 +166,7 @@ class SelfAdapt(Method):
             fused=fused,
             pseudo_label=target,
             losses=[value.masked_fill(is_empty, 0.0) for value in losses],
-            warnings={NO_PIXEL: is_empty},
+            warnings={NO_PIXEL: is_empty} if losses else {},
             notes=self._steps_note(len(losses)),
         )
 

@@ -80,7 +80,8 @@ def explain(method: Method) -> Explanation:
     topics["sizes"] = f"{size}; more than {method.max_pixels} pixels are scaled down"
     if hasattr(method, "loss"):
         topics["loss"] = _explain_loss(method, plan.runs("kernels"))
-        topics["step"] = getattr(find_step_rule(method.step), "__name__", "a function of your own")
+        rule = find_step_rule(method.step)  # type: ignore[attr-defined]
+        topics["step"] = getattr(rule, "__name__", repr(rule))
     half = {torch.float16: "fp16", torch.bfloat16: "bf16", None: "the network's own numbers"}
     topics["computes in"] = f"{half[plan.predict]} to predict, {half[plan.adapt]} in steps"
     if method.engine.notes:

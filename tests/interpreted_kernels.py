@@ -9,6 +9,7 @@ from torch import Tensor
 
 import interpreter  # noqa: F401
 from selfadapt import metrics
+from selfadapt.engine import counting
 from selfadapt.engine.kernels import launch
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
@@ -246,7 +247,7 @@ def test_what_cannot_be_taken_is_left() -> None:
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int64])
 @pytest.mark.parametrize("size", [(19, 37, 53), (2, 1, 1), (5, 16, 16)])
 def test_pixels_are_counted_as_without_the_kernel(
-    size: tuple[int, int, int], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int, int], kind: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     probs = (torch.randn(size, generator=generator) * 2).softmax(dim=0)
@@ -255,18 +256,14 @@ def test_pixels_are_counted_as_without_the_kernel(
     label = torch.randint(size[0] + 1, size[1:], generator=generator)
     label[label == size[0]] = 255
     expected = metrics.count(label.to(kind), probs)
-    monkeypatch.setattr(metrics, "_has_kernel", lambda probs: True)
-    found = metrics.count(label.to(kind), probs)
+    found = metrics.count(label.to(kind), probs, counting._sum_on_gpu)
     for name, value in vars(expected).items():
         assert torch.equal(getattr(found, name), value), name
 
 
 @pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("what", ["label", "first", "last"])
-def test_what_cannot_be_counted_is_refused(
-    what: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics, "_has_kernel", lambda probs: kernel)
+def test_what_cannot_be_counted_is_refused(what: str, kernel: bool) -> None:
     probs, label = torch.rand(3, 4, 5).softmax(dim=0), torch.full((4, 5), 2)
     label[0, 0] = 255
     if what == "label":
@@ -274,4 +271,4 @@ def test_what_cannot_be_counted_is_refused(
     else:
         probs[0 if what == "first" else 2, 1, 1] = torch.nan
     with pytest.raises(ValueError, match="1 pixels cannot be counted: labels must be 0 to 2 or"):
-        metrics.count(label, probs)
+        metrics.count(label, probs, counting._sum_on_gpu if kernel else None)

@@ -26,7 +26,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "intent": {"alphas": ALPHAS},
     "ensemble": {"alpha": 0.1, "tta": False, "scales": SCALES, "views": None},
     "self-adapt": {
-        "alpha": 0.1, "psi": 0.7, "lr": None, "steps": 10, "scales": SCALES, "step_scale": 1.0,
+        "alpha": 0.1, "psi": 0.7, "lr": None, "steps": 10, "loss": "cross-entropy",
+        "step": "gradient-descent", "scales": SCALES, "step_scale": 1.0,
         "final_scales": (), "final_weight": 0.5, "preset": None, "budget_ms": None, "adapt": None,
         "views": None,
     },
