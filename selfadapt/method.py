@@ -188,15 +188,19 @@ class Method(ABC):
         start = time.perf_counter()
         with torch.inference_mode(False), torch.no_grad():
             whole = self._load(image, normalized)
-            image = within_budget(whole, self.mode, self.max_pixels)
-            check_memory(image, self.estimate, self.max_pixels)
-            result = self._result(self._computed(image), size_of(whole))
+            scaled = within_budget(whole, self.mode, self.max_pixels)
+            check_memory(scaled, self.estimate, self.max_pixels)
+            result = self._result(self._computed(scaled), size_of(whole))
             if whole.is_cuda:
                 torch.cuda.synchronize(whole.device)
         notes = self.notes + self.engine.notes + result.notes
-        if size_of(image) != size_of(whole):
-            notes += (f"segmented at {_text(image)}, the image is {_text(whole)}",)
-        return result._replace(seconds=time.perf_counter() - start, notes=notes)
+        if size_of(scaled) != size_of(whole):
+            notes += (f"segmented at {_text(scaled)}, the image is {_text(whole)}",)
+        return result._replace(
+            seconds=time.perf_counter() - start, notes=notes,
+            image=None if normalized else image,
+            classes=getattr(getattr(self.model, "spec", None), "classes", None),
+        )  # fmt: skip
 
     def estimate(self, height: int, width: int) -> Estimate:
         """Return what an image of this size will take on a CPU, about.

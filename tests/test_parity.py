@@ -45,7 +45,7 @@ def test_official_mode_equals_the_released_code(name: str, device: str, monkeypa
             super().__init__(*args, **how)
             networks.append(self)
 
-    monkeypatch.setattr(selfadapt.method, "Network", Recorded)
+    monkeypatch.setattr("selfadapt.engine.engine.Network", Recorded)
     stages = [f"backbone.{stage}" for stage in STAGES if stage not in settings["frozen"]]
     method = selfadapt.SelfAdapt(
         model,

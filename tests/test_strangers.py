@@ -21,8 +21,9 @@ import selfadapt
 from conftest import assert_same, random_image, seeded, snapshot
 from selfadapt import Interface, SelfAdapt, apply_san
 from selfadapt.baselines import SaNOnly, Source
+from selfadapt.engine import Network
 from selfadapt.models.families import adapted_parameters
-from selfadapt.norm import images_in_batch
+from selfadapt.norm import forward_context
 from selfadapt.result import Result
 
 QUICK: dict[str, Any] = {"scales": (0.5, 1.0), "compare": False, "lr": 0.1}
@@ -143,12 +144,12 @@ def test_features_go_with_their_image(tiny: nn.Module, image: Tensor) -> None:
     alive: list[ref[Any]] = []
     with pytest.MonkeyPatch.context() as patch:
 
-        class Watched(selfadapt.method.Network):
+        class Watched(Network):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
                 alive.append(ref(self))
 
-        patch.setattr(selfadapt.method, "Network", Watched)
+        patch.setattr("selfadapt.engine.engine.Network", Watched)
         gc.disable()
         try:
             SelfAdapt(tiny, steps=2, **QUICK)(image)
@@ -200,7 +201,7 @@ def test_parts_of_an_image_in_the_batch_are_no_images(kind: str, method: str, mo
 def test_images_that_cannot_be_told_apart_are_not_mixed() -> None:
     model = seeded(lambda: Tokens("tokens")).eval()
     apply_san(model, 0.5)
-    with images_in_batch(2), pytest.raises(RuntimeError, match="cannot be told apart"):
+    with forward_context(2, None), pytest.raises(RuntimeError, match="cannot be told apart"):
         model(torch.rand(2, 3, 8, 8))
 
 
