@@ -14,7 +14,7 @@ import yaml
 from PIL import ImageColor
 
 from selfadapt.checks import shortened
-from selfadapt.labels import Color, class_space
+from selfadapt.labels import Color, class_names
 
 MAX_BYTES = 2**22
 SUFFIXES = (".json", ".txt", ".yaml", ".yml")
@@ -35,7 +35,7 @@ def read_classes(path: Path) -> dict[str, Color | None]:
         text = path.read_text(encoding="utf-8-sig")
         entries = _entries(_parsed(text, path.suffix.lower()))
         names = [name for name, _ in entries]
-        class_space(names)
+        class_names(names)
         return {name: _color(color) for name, color in entries}
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be a text file with a class on each line") from error

@@ -81,9 +81,6 @@ class ClassSpace:
         if not self.names:
             raise ValueError("class names must be strings, at least one, got none")
         check_class_names(self.names)
-        twice = [name for name, count in Counter(self.names).items() if count > 1]
-        if twice:
-            raise ValueError(f"class names must differ, got {twice[0]!r} more than once")
         for old, new in self.merges.items():
             if new not in self.names or old in self.names:
                 raise ValueError(
@@ -181,7 +178,11 @@ def class_names(classes: int | str | Classes) -> tuple[str, ...]:
         >>> class_names(2)
         ('class 0', 'class 1')
     """
-    return class_space(classes).names
+    names = class_space(classes).names
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"class names must differ, got {twice[0]!r} more than once")
+    return names
 
 
 def predicted_names(classes: Classes | None, number: int) -> tuple[str, ...]:
