@@ -15,9 +15,11 @@ from runs import domain, run_cli, write_domain, write_recipe
 from selfadapt.cost import Estimate
 from selfadapt.forecast import forecast, total_seconds
 from selfadapt.images import to_pil
+from selfadapt.labels import class_space
 from selfadapt.method import UNLIKE
 from selfadapt.models.trained import TRAINED
-from selfadapt.protocol.recipe import MethodConfig
+from selfadapt.protocol.domains import Domain
+from selfadapt.protocol.recipe import DomainConfig, MethodConfig
 from selfadapt.protocol.tune import choose, num_candidates
 
 HD = (720, 1280)
@@ -244,3 +246,10 @@ def test_networks_that_segment_volumes_are_refused(
     assert "segments volumes (it has Conv3d layers)" in error
     assert "slice by slice" in error
     assert not (tmp_path / "out").exists()
+
+
+def test_domains_know_their_size_without_being_read() -> None:
+    street = DomainConfig(dataset="streets", split="rain", limit=1, scale=0.5)
+    domain = Domain(street, street.open(class_space("streets-9")))
+    height, width = domain.usual_size()
+    assert domain.data[0].image.size == (2 * width, 2 * height)

@@ -28,6 +28,7 @@ ROWS = [
     {"method"},
     {"adapt", "baselines", "entropy"},
     {"methods"},
+    {"forecast"},
     {"predict", "train", "protocol", "bench", "export"},
     {"report", "app", "demo"},
     {"cli"},

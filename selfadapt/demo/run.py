@@ -186,7 +186,7 @@ def demo_images(
     names: list[str] = []
     changes: list[list[MethodChange]] = []
     failures: dict[Path, str] = {}
-    for line in (*trained_on([model]), *_forecast(methods, paths)):
+    for line in _opening_lines(model, methods, paths):
         Console(stderr=True).print(line, soft_wrap=True, markup=False, highlight=False)
     with _progress(len(paths) * len(methods)) as advance:
         for path in paths:
@@ -286,21 +286,26 @@ def _shrunk_size(size: Size) -> Size:
     return size if scale >= 1 else (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
 
 
-def _forecast(methods: Mapping[str, Any], paths: Sequence[Path]) -> list[str]:
-    """Return a line on what all methods will take for all images."""
+def _opening_lines(
+    model: nn.Module, methods: Mapping[str, Any], paths: Sequence[Path]
+) -> list[str]:
+    """Return what the network was trained on, and what all methods will take for all images."""
     sizes: Counter[Size] = Counter()
     for path in paths:
         with suppress(ValueError, OSError):  # it is said where it is read
             width, height = size_of_file(path)
             sizes[_shrunk_size((height, width))] += 1
+    if not sizes:
+        return []
     times = [total_seconds(method, sizes) for method in methods.values()]
     total = sum(time or 0.0 for time in times)
     if not total or None in times:
-        return []
+        return trained_on([model])
     text = f"{len(methods)} methods on {sizes.total()} images take about {duration(total)}"
     steps = max(getattr(method, "steps", 0) for method in methods.values())
     quicker = f"; fewer steps take less, such as --steps {FEW_STEPS}" if steps > FEW_STEPS else ""
-    return [text + " on this CPU" + (quicker if total > LONG * sizes.total() else "")]
+    text += " on this CPU" + (quicker if total > LONG * sizes.total() else "")
+    return [*trained_on([model]), text]
 
 
 @contextmanager

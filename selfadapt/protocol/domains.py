@@ -11,6 +11,10 @@ from selfadapt.data import Dataset, Pair
 from selfadapt.data.reading import size_of_file
 from selfadapt.data.samples import size_error
 from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig
+from selfadapt.views import Size
+
+STREET_SIZE = 768, 384
+"""Width and height of rendered streets."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,13 @@ class Domain:
         pair = self.data.pairs[number]
         sizes = [_size(path) for path in (pair.image, pair.label)]
         return None if self.config.dataset == "streets" or min(sizes) < 0 else sizes
+
+    def usual_size(self) -> Size:
+        """Return rows and columns of its first image, enlarged; the image itself is not read."""
+        width, height = STREET_SIZE
+        if self.config.dataset != "streets":
+            width, height = size_of_file(self.data.pairs[0].image)
+        return round(height * self.config.scale), round(width * self.config.scale)
 
     def fingerprint(self) -> str:
         """Return a short text that changes with the names of the images and what labels mean.

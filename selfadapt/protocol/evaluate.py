@@ -198,8 +198,10 @@ class Evaluation:
         """Return a line on what it will take, about; None where that is not known, as on a GPU."""
         times: dict[str, float] = {}
         for domain in self.domains[: 1 if only_tune else None]:
-            width, height = domain.data[0].image.size if len(domain.data) else (0, 0)
-            size = round(height * domain.config.scale), round(width * domain.config.scale)
+            try:
+                size = domain.usual_size()
+            except (ValueError, OSError):  # it is reported when it is read
+                continue
             if is_short({size: len(domain.data)}):
                 continue
             total = num_trials = 0.0
