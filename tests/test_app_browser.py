@@ -264,6 +264,7 @@ def test_methods_run_side_by_side_with_their_own_controls(visit: Callable[..., A
     page.locator("#others").get_by_label("san", exact=True).check()
     page.click("#start")
     expect(page.locator("#report .method")).to_have_count(2)
+    expect(title(page)).to_have_text("48x32 pixels")
     expect(page.get_by_text("No gradient steps were taken.")).to_be_visible()
     choices = page.locator(".viewer .left-layer option").all_inner_texts()
     assert choices[:4] == ["photo", "as trained", "tent", "san"]
