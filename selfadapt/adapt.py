@@ -33,7 +33,7 @@ from selfadapt.norm import Alpha
 from selfadapt.pacing import Pace, as_tuple, with_preset
 from selfadapt.pseudo import check_psi, ignore_label, pseudo_label
 from selfadapt.steps import StepRule, find_step_rule, fixed_length
-from selfadapt.views import SCALES, View, size_of
+from selfadapt.views import SCALES, Size, View, size_of
 
 LR = {"paper": 0.02, "official": 0.05}
 """Learning rate of each mode, chosen on the validation domain."""
@@ -216,21 +216,21 @@ class SelfAdapt(Method):
         note = f"{self.budget_ms:g} ms are too little to adapt: this is the prediction {kind}"
         return Computed(logits=logits, source_logits=source, notes=(note,))
 
-    def _computed(self, image: Tensor) -> Computed:
+    def _computed(self, image: Tensor, size: Size) -> Computed:
         if self._pace is not None and image.is_cuda:
-            measure = partial(self._seconds, image)
+            measure = partial(self._seconds, image, size)
             on_step, self.on_step = self.on_step, None  # measuring takes steps as well
             try:
                 self._num_steps = self._pace.steps(self.steps, image[0].numel(), measure)
             finally:
                 self.on_step = on_step
-        return super()._computed(image)
+        return super()._computed(image, size)
 
-    def _seconds(self, image: Tensor, steps: int) -> float:
+    def _seconds(self, image: Tensor, size: Size, steps: int) -> float:
         """Return how long it takes on a GPU with so many steps, once it has been prepared."""
         self._num_steps = steps
         for _ in range(RECORD_AT + 1):
             start = time.perf_counter()
-            super()._computed(image)
+            super()._computed(image, size)
             torch.cuda.synchronize(image.device)
         return time.perf_counter() - start

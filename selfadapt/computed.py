@@ -1,12 +1,14 @@
 """What a method computes for an image: the record that a ``Result`` is made of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from selfadapt.views import Size, size_of
 
 DIVERGED = "the loss became infinite, lr may be too high"
 VIEWS_NOT_FINITE = "the views' predictions are not finite"
@@ -37,14 +39,33 @@ class Computed:
     """Notes that apply in any case."""
     source_logits: Tensor | None = None
     """Class scores of the network as trained ``(1, C, H, W)``; the base class adds them."""
+    source_probs: Tensor | None = None
+    """Or its class probabilities ``(C, H, W)``."""
 
     def __post_init__(self) -> None:
         if (self.logits is None) == (self.probs is None):
             raise ValueError("either logits or probs must be given")
 
-    def clone(self) -> "Computed":
-        """Return the same in memory of its own."""
-        return replace(self, **tree_map_only(Tensor, Tensor.clone, self._fields()))
+    def finish(self, size: Size, *, copy: bool) -> "Computed":
+        """Return the same, with probabilities in the place of scores of the result's size.
+
+        Args:
+            size: Height and width of the result.
+            copy: Share no memory with this.
+        """
+        copies: dict[int, Tensor] = {}
+
+        def finished(value: Tensor) -> Tensor:
+            return copies.setdefault(id(value), value.clone()) if copy else value
+
+        values = self._fields()
+        for scores, probs in (("logits", "probs"), ("source_logits", "source_probs")):
+            logits = values[scores]
+            if logits is not None and size_of(logits) == size:
+                softmax = logits[0].softmax(dim=0)
+                copies[id(softmax)] = softmax
+                values |= {scores: None, probs: softmax}
+        return Computed(**tree_map_only(Tensor, finished, values))
 
     @property
     def num_bytes(self) -> int:
@@ -53,19 +74,21 @@ class Computed:
 
     def trouble(self) -> str | None:
         """Return what makes the prediction worthless, if anything."""
-        if self.fused is not None and bool(self.fused.isnan().any()):
+        if self.fused is not None and not is_finite(None, self.fused):
             return VIEWS_NOT_FINITE
         if self.losses and not bool(torch.stack(list(self.losses)).isfinite().all()):
             return DIVERGED
-        if self.probs is not None:
-            return NOT_FINITE if bool(self.probs.isnan().any()) else None
-        assert self.logits is not None
-        return None if is_finite(self.logits) else NOT_FINITE
+        return None if is_finite(self.logits, self.probs) else NOT_FINITE
 
     def _fields(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def is_finite(logits: Tensor) -> bool:
-    """Return True if scores ``(1, C, H, W)`` make probabilities; single classes may be -inf."""
-    return bool(logits.amax(dim=1).isfinite().all())
+def is_finite(logits: Tensor | None, probs: Tensor | None = None) -> bool:
+    """Return True if scores ``(1, C, H, W)`` or probabilities ``(C, H, W)`` can be used.
+
+    Scores of single classes may be -inf.
+    """
+    if logits is not None:
+        return bool(logits.amax(dim=1).isfinite().all())
+    return probs is None or bool(probs.sum().isfinite())

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from numbers import Real
 from typing import Any, TypedDict
 
@@ -190,7 +189,7 @@ class Method(ABC):
             whole = self._load(image, normalized)
             scaled = within_budget(whole, self.mode, self.max_pixels)
             check_memory(scaled, self.estimate, self.max_pixels)
-            result = self._result(self._computed(scaled), size_of(whole))
+            result = self._result(self._computed(scaled, size_of(whole)), size_of(whole))
             if whole.is_cuda:
                 torch.cuda.synchronize(whole.device)
         notes = self.notes + self.engine.notes + result.notes
@@ -222,15 +221,14 @@ class Method(ABC):
 
     # the way of an image
 
-    def _computed(self, image: Tensor) -> Computed:
+    def _computed(self, image: Tensor, size: Size) -> Computed:
         """Compute; where that is worthless, fall back to SaN, then to the network as trained."""
-        run = partial(self.engine.run, self._compute_all, image)
-        computed = run(self._variant())
+        computed = self.engine.run(self._compute_all, image, size, self._variant())
         trouble = computed.trouble()
-        source = computed.source_logits
-        has_overflow = trouble or (source is not None and not is_finite(source))
-        if has_overflow and trouble != DIVERGED and self.engine.avoid_fp16():
-            computed = run(self._variant())
+        is_source_finite = is_finite(computed.source_logits, computed.source_probs)
+        overflows = trouble not in (None, DIVERGED) or not is_source_finite
+        if overflows and self.engine.avoid_fp16():
+            computed = self.engine.run(self._compute_all, image, size, self._variant())
             trouble = computed.trouble()
         if trouble is None:
             return computed
@@ -261,18 +259,20 @@ class Method(ABC):
         notes = [*computed.notes, *(n for n, applies in computed.warnings.items() if bool(applies))]
         if not notes and losses and losses[-1] > max(2 * losses[0], SMALL_LOSS):
             notes.append(f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: lower lr")
-        fused, source, label = computed.fused, computed.source_logits, computed.pseudo_label
+        fused, label = computed.fused, computed.pseudo_label
+        source = computed.source_logits, computed.source_probs
+        has_source = any(values is not None for values in source)
         if fused is not None and view_confidence(fused) < LOW_CONFIDENCE:
             notes.insert(0, UNLIKE)
-        if source is not None and not is_finite(source):
+        if has_source and not is_finite(*source):
             notes.append("the source network's prediction is not finite")
-            source = None
+            has_source = False
         if label is not None and size_of(label) != size:
             maps = label[None, None].float()
             label = nn.functional.interpolate(maps, size, mode="nearest-exact")[0, 0].long()
         return Result(
             probs=_probs_at(computed.logits, computed.probs, size),
-            source_probs=None if source is None else _probs_at(source, None, size),
+            source_probs=_probs_at(*source, size) if has_source else None,
             fused_probs=None if fused is None else _probs_at(None, fused, size),
             pseudo_label=label,
             losses=tuple(losses),

@@ -53,17 +53,17 @@ def sized(width: int) -> Tensor:
 def test_the_second_image_of_a_size_is_recorded(tiny: nn.Module, recordings: list[Any]) -> None:
     computed: list[Any] = []
     run, compute = Graphs(tiny), computing(computed)
-    assert torch.equal(run(compute, sized(8)).probs, 2 * sized(8))
+    assert torch.equal(run(compute, sized(8), (4, 8)).probs, 2 * sized(8))
     assert not recordings
     for _ in range(4):
-        run(compute, sized(8))
+        run(compute, sized(8), (4, 8))
     assert (len(recordings), len(computed)) == (1, 2)
 
 
 def test_another_variant_is_another_recording(tiny: nn.Module, recordings: list[Any]) -> None:
     run, compute = Graphs(tiny), computing([])
     for variant in (1, 1, 2, 2, 1, 2):
-        run(compute, sized(8), variant)
+        run(compute, sized(8), (4, 8), variant)
     assert len(recordings) == 2
 
 
@@ -71,7 +71,7 @@ def test_the_oldest_makes_room(tiny: nn.Module, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(graphs, "MOST_SIZES", 2)
     run, compute = Graphs(tiny), computing([])
     for width in (1, 2, 1, 2, 1, 3, 3):
-        run(compute, sized(width))
+        run(compute, sized(width), (4, width))
     assert [key[0][-1] for key in run._recordings] == [1, 3]
 
 
@@ -79,7 +79,7 @@ def test_memory_makes_room_too(tiny: nn.Module, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(graphs, "MOST_BYTES", 3 * 4 * 10 * 4 * 2)
     run, compute = Graphs(tiny), computing([])
     for width in (5, 5, 4, 4, 7, 7, 100, 100):
-        run(compute, sized(width))
+        run(compute, sized(width), (4, width))
         kept = [key[0][-1] for key in run._recordings]
         assert sum(kept) <= 10 or len(kept) == 1
     assert kept == [100]
@@ -92,7 +92,7 @@ def test_sizes_that_come_and_go_are_recorded_ever_less(
     run, compute = Graphs(tiny), computing([])
     for _ in range(40):
         for width in (1, 2, 3):
-            run(compute, sized(width))
+            run(compute, sized(width), (4, width))
     assert len(recordings) < 20
 
 
@@ -107,7 +107,7 @@ def test_a_changed_network_is_recorded_anew(tiny: nn.Module, recordings: list[An
     for number, change in enumerate(changes, start=1):
         change()
         for _ in range(3):
-            run(compute, sized(8))
+            run(compute, sized(8), (4, 8))
         assert len(recordings) == number
 
 
@@ -131,7 +131,7 @@ def test_nothing_is_recorded_while_hooks_watch(tiny: nn.Module) -> None:
 def test_what_is_recorded_is_not_written_over(tiny: nn.Module) -> None:
     run, compute = Graphs(tiny), computing([])
     for _ in range(2):
-        first = run(compute, sized(8))
+        first = run(compute, sized(8), (4, 8))
     assert first.probs is not None
     run._recordings.popitem()[1].computed.probs.zero_()
     assert torch.equal(first.probs, 2 * sized(8))
@@ -146,5 +146,5 @@ def test_what_cannot_be_recorded_is_computed(
     monkeypatch.setattr(torch.cuda, "graph", graph)
     run = Graphs(tiny)
     for _ in range(3):
-        assert torch.equal(run(computing([]), sized(8)).probs, 2 * sized(8))
+        assert torch.equal(run(computing([]), sized(8), (4, 8)).probs, 2 * sized(8))
     assert run.trouble == "operation not permitted when stream is capturing"

@@ -12,6 +12,7 @@ from selfadapt.computed import Computed
 from selfadapt.engine.graphs import Graphs
 from selfadapt.engine.settings import Fast, Plan
 from selfadapt.method import Stopped
+from selfadapt.views import Size
 
 STEPPING = ("self-adapt", "tent", "entropy", "memo")
 
@@ -101,9 +102,9 @@ def test_images_are_not_recorded_while_steps_are_told(
 ) -> None:
     recorded = []
 
-    def record(graphs: Graphs, compute: Any, image: Tensor, variant: Any) -> Computed:
+    def record(graphs: Graphs, compute: Any, image: Tensor, size: Size, variant: Any) -> Computed:
         recorded.append(variant)
-        return compute(image)
+        return compute(image).finish(size, copy=True)
 
     def plan(self: Fast, device: torch.device, *, graphs: str = "", **_: str) -> Plan:
         reasons = dict.fromkeys(("reuse", "channels_last", "kernels", "batches"), "no GPU")

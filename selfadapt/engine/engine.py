@@ -1,17 +1,18 @@
 """Runs what a method computes: with shortcuts, and without those a network cannot take."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from selfadapt.computed import Computed
-from selfadapt.engine.graphs import Graphs, has_hooks
+from selfadapt.engine.graphs import Compute, Graphs, has_hooks
 from selfadapt.engine.network import Network, OnStep, OnStepError
 from selfadapt.engine.settings import NO_SHORTCUTS, Fast, Plan
 from selfadapt.models.interface import Interface
 from selfadapt.norm import SaNReport
+from selfadapt.views import Size
 
 
 class Engine:
@@ -59,20 +60,19 @@ class Engine:
         """
         return Network(self.model, self.interface, san, tuned, self.plan(), self.on_step)
 
-    def run(
-        self, compute: Callable[[Tensor], Computed], image: Tensor, variant: Hashable = None
-    ) -> Computed:
-        """Return what ``compute`` gives for an image.
+    def run(self, compute: Compute, image: Tensor, size: Size, variant: Hashable) -> Computed:
+        """Return what ``compute`` gives for an image, for a result of the given size.
 
         A shortcut that a network fails with is not taken again.
 
         Args:
             compute: The computation.
             image: The image.
+            size: Height and width of the result.
             variant: What the computation depends on beside the image.
         """
         try:
-            return self._run_or_fall_back(compute, image, variant)
+            return self._run_or_fall_back(compute, image, size, variant)
         except OnStepError as carrier:
             raise carrier.error from None
 
@@ -85,10 +85,10 @@ class Engine:
         return True
 
     def _run_or_fall_back(
-        self, compute: Callable[[Tensor], Computed], image: Tensor, variant: Hashable
+        self, compute: Compute, image: Tensor, size: Size, variant: Hashable
     ) -> Computed:
         try:
-            return self._run(compute, image, variant)
+            return self._run(compute, image, size, variant)
         except (torch.OutOfMemoryError, ValueError, OnStepError):
             raise
         except Exception as error:
@@ -98,7 +98,7 @@ class Engine:
             fast = self.fast
             self._set_fast(NO_SHORTCUTS)
             try:
-                computed = self._run(compute, image, variant)
+                computed = self._run(compute, image, size, variant)
             except Exception:
                 self._set_fast(fast)
                 raise
@@ -106,13 +106,11 @@ class Engine:
             self.notes += (f"no shortcuts, this network fails with them ({reason})",)
             return computed
 
-    def _run(
-        self, compute: Callable[[Tensor], Computed], image: Tensor, variant: Hashable
-    ) -> Computed:
+    def _run(self, compute: Compute, image: Tensor, size: Size, variant: Hashable) -> Computed:
         with torch.cuda.device_of(image):  # kernels are started on the current device
             if self.plan().runs("graphs"):
-                return self.graphs(compute, image, variant)
-            return compute(image)
+                return self.graphs(compute, image, size, variant)
+            return compute(image).finish(size, copy=False)
 
     def _set_fast(self, fast: Fast) -> None:
         self.fast = fast

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from selfadapt.computed import Computed
+from selfadapt.views import Size
 
 LOG = logging.getLogger(__name__)
 Compute = Callable[[Tensor], Computed]
@@ -42,11 +43,11 @@ class Recording:
         """Memory that no other recording uses."""
         return self.image.nbytes + self.computed.num_bytes
 
-    def replay(self, image: Tensor) -> Computed:
-        """Compute the same for another image."""
+    def replay(self, image: Tensor, size: Size) -> Computed:
+        """Compute the same for another image, for a result of the given size."""
         self.image.copy_(image)
         self.graph.replay()
-        computed = self.computed.clone()  # the next replay writes over what this one has written
+        computed = self.computed.finish(size, copy=True)  # the next replay writes over this one's
         torch.cuda.synchronize(image.device)  # it may come from another thread's stream
         return computed
 
@@ -69,12 +70,15 @@ class Graphs:
         self.trouble = ""
         """Why nothing is recorded, if so."""
 
-    def __call__(self, compute: Compute, image: Tensor, variant: Hashable = None) -> Computed:
-        """Return what ``compute`` gives for an image.
+    def __call__(
+        self, compute: Compute, image: Tensor, size: Size, variant: Hashable = None
+    ) -> Computed:
+        """Return what ``compute`` gives for an image, for a result of the given size.
 
         Args:
             compute: The computation. It waits for nothing on the device.
             image: The image.
+            size: Height and width of the result.
             variant: What the computation depends on beside the image.
         """
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
@@ -83,13 +87,13 @@ class Graphs:
             self._forget_if_outdated()
             if key in self._recordings:
                 self._recordings.move_to_end(key)
-                return self._recordings[key].replay(image)
+                return self._recordings[key].replay(image, size)
             self._seen[key] += 1
             if self._seen[key] >= max(RECORD_AT, self._needed[key]) and not self.trouble:
-                return self._record(key, compute, image)
-        return compute(image)
+                return self._record(key, compute, image, size)
+        return compute(image).finish(size, copy=False)
 
-    def _record(self, key: Any, compute: Compute, image: Tensor) -> Computed:
+    def _record(self, key: Any, compute: Compute, image: Tensor, size: Size) -> Computed:
         height, width = image.shape[-2:]
         LOG.info("preparing for images of %dx%d pixels", width, height)
         self._needed[key] = 2 * self._seen[key]  # where sizes come and go, ever fewer are recorded
@@ -105,14 +109,14 @@ class Graphs:
             self.trouble = str(error).partition("\n")[0]
             LOG.info("not recorded, images are computed one by one: %s", self.trouble)
             torch.cuda.synchronize(image.device)
-            return compute(image)
+            return compute(image).finish(size, copy=False)
         self._facts = facts(self._model)
         self._recordings[key] = Recording(graph, still, computed)
         while len(self._recordings) > MOST_SIZES or self._num_bytes() > MOST_BYTES:
             if len(self._recordings) == 1:
                 break
             self._recordings.popitem(last=False)
-        return self._recordings[key].replay(image)
+        return self._recordings[key].replay(image, size)
 
     def _num_bytes(self) -> int:
         return sum(recording.num_bytes for recording in self._recordings.values())
