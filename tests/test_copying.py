@@ -15,7 +15,7 @@ import selfadapt
 from conftest import assert_same, random_image, seeded, snapshot
 from selfadapt import SelfAdapt
 from selfadapt.baselines import SaNOnly, Source
-from selfadapt.engine.copying import private_copy
+from selfadapt.copying import private_copy
 from selfadapt.norm import SaN
 from selfadapt.result import MAX_BYTES, ResizedMap
 

@@ -1,7 +1,6 @@
 """How a network is run for one image.
 
 network.py        a private copy of the caller's network for one image: logits, gradients, steps
-copying.py        how the copy is made
 engine.py         runs what a method computes, and falls back where a network fails with shortcuts
 settings.py       which shortcuts run on a device, and why others do not
 counting.py       pixels counted for metrics

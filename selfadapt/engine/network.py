@@ -9,8 +9,8 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from selfadapt.copying import STANDARD, private_copy
 from selfadapt.engine import san_batchnorm
-from selfadapt.engine.copying import STANDARD, private_copy
 from selfadapt.engine.reuse import Reuse
 from selfadapt.engine.settings import NO_SHORTCUTS, Plan
 from selfadapt.models.interface import Interface

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from selfadapt.engine.copying import STANDARD
+from selfadapt.copying import STANDARD
 from selfadapt.norm import Drift
 
 IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "pow")}

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfadapt.checks import check_number
-from selfadapt.engine.copying import private_copy
+from selfadapt.copying import private_copy
 from selfadapt.export.forward import Forward
 from selfadapt.method import Method
 from selfadapt.methods import create_method, settings_of

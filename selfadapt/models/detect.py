@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from selfadapt.engine.copying import private_copy
+from selfadapt.copying import private_copy
 from selfadapt.models.interface import Interface
 from selfadapt.views import Size
 
