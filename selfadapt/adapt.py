@@ -49,7 +49,8 @@ class SelfAdapt(Method):
         model: Any segmentation network. It is never written to.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
         psi: Confidence threshold of the pseudo-label, 0 to 1.
-        lr: Learning rate of the steps (eta in the paper). None: the default of mode and step rule.
+        lr: Learning rate of the steps (eta in the paper). None: 0.02; 0.05 in official mode and
+            for steps of fixed length.
         steps: Number of steps.
         loss: Name in ``LOSSES``, or a function of scores and labels. ``cross-entropy``;
             ``smoothed-cross-entropy`` has a label smoothing of 0.1.

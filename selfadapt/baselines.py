@@ -7,6 +7,7 @@ All of them also take the settings that every method has: ``mode``, ``max_pixels
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -17,6 +18,7 @@ from selfadapt.computed import Computed
 from selfadapt.cost import Estimate
 from selfadapt.dropout import DropoutAfterReLU, check_rate, dropout_layers, seeded
 from selfadapt.engine import Network
+from selfadapt.explain import Explanation
 from selfadapt.images import Image, load_image
 from selfadapt.method import Common, Method
 from selfadapt.norm import Alpha
@@ -204,6 +206,11 @@ class Ensemble:
 
     def __repr__(self) -> str:
         return f"Ensemble of {len(self.members)}, each\n{self.members[0]!r}"
+
+    def explain(self) -> Explanation:
+        """Return what is decided for the first network and its device, and why."""
+        first = self.members[0].explain()
+        return replace(first, title=f"Ensemble of {len(self.members)}, the first: {first.title}")
 
     def estimate(self, height: int, width: int) -> Estimate:
         """Return what an image of this size will take on a CPU, about; see ``Method``."""

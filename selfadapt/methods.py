@@ -3,19 +3,23 @@
     method = METHODS[name](model, **settings)
     result = method(image)
 
-Each leaves the model bit-identical and returns a ``Result``. To add one, write a class that keeps
-this contract, most easily on top of ``Method``, and give it a line here.
+Each leaves the model bit-identical and returns a ``Result``. To add one, write a class on top of
+``Method`` and give it a line here, or name it ``MODULE:CLASS``.
 """
 
 import inspect
+import os
+import sys
 from collections.abc import Iterable
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any, Protocol, Unpack
 
 from torch import nn
 
 from selfadapt.adapt import SelfAdapt
 from selfadapt.baselines import TTA, Ensemble, MCDropout, PredictionBN, SaNOnly, Source
 from selfadapt.entropy import MEMO, EntropyMin, InTEnt, Tent
+from selfadapt.explain import Explanation
 from selfadapt.images import Image
 from selfadapt.method import Common, Method
 from selfadapt.names import nearest
@@ -29,6 +33,9 @@ class Segments(Protocol):
 
     def __call__(self, image: Image, *, normalized: bool = False) -> Result:
         """Segment an image."""
+
+    def explain(self) -> Explanation:
+        """Return what is decided for the network and its device, and why."""
 
 
 METHODS: dict[str, type[Method] | type[Ensemble]] = {
@@ -61,7 +68,53 @@ def create_method(name: str, model: nn.Module | Iterable[nn.Module], **settings:
         2
     """
     check_method(name, settings)
-    return METHODS[name](model, **settings)  # type: ignore[arg-type]
+    return find_method(name)(model, **settings)  # type: ignore[arg-type]
+
+
+def load_method(address: str) -> type[Method]:
+    """Import a method of one's own, ``MODULE:CLASS``, and enter it in ``METHODS``.
+
+    This runs the code of the module.
+    """
+    module_name, _, class_name = address.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{address}: {error}; is it on the Python path?") from error
+    except (Exception, SystemExit) as error:  # it is not our code
+        raise ValueError(f"{address} failed: {type(error).__name__}: {error}") from error
+    method = getattr(module, class_name, None)
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        names = [
+            n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, Method)
+        ]
+        raise ValueError(
+            f"{module_name} has no method {class_name!r};{nearest(class_name, names)} a method is "
+            "a class on top of selfadapt.Method"
+        )
+    METHODS[address] = method
+    return method
+
+
+def find_method(name: str) -> type[Method] | type[Ensemble]:
+    """Return the class of a method by name."""
+    if name in METHODS:
+        return METHODS[name]
+    if is_own_method(name):
+        raise ValueError(
+            f"the method {name} is code of your own that would be run; if you trust it, say "
+            "--trust, or in Python selfadapt.methods.load_method"
+        )
+    raise ValueError(
+        f"unknown method {name!r};{nearest(str(name), METHODS)} known: {', '.join(METHODS)}"
+    )
+
+
+def is_own_method(name: str) -> bool:
+    """Return True if a name is the address of a method of one's own, ``MODULE:CLASS``."""
+    return isinstance(name, str) and ":" in name
 
 
 def check_method(name: str, settings: Iterable[str]) -> None:
@@ -82,16 +135,22 @@ def summary_of(name: str) -> str:
         >>> summary_of("self-adapt")
         'Adapt the network to its own pseudo-label of the image (Bahmani et al., TMLR 2023).'
     """
-    return (METHODS[name].__doc__ or "").split("\n")[0]
+    return (find_method(name).__doc__ or "").split("\n")[0]
 
 
 def settings_of(name: str) -> dict[str, inspect.Parameter]:
     """Return the settings of a method by name, its own first, then those every method has."""
-    if name not in METHODS:
-        raise ValueError(
-            f"unknown method {name!r};{nearest(str(name), METHODS)} known: {', '.join(METHODS)}"
-        )
-    own = inspect.signature(METHODS[name]).parameters
+    method = find_method(name)
+    settings: dict[str, inspect.Parameter] = {}
+    for base in method.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(base).parameters
+        own = {n: p for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+        settings |= {n: p for n, p in own.items() if n not in settings}
+        rest = [p.annotation for p in parameters.values() if p.kind is p.VAR_KEYWORD]
+        if not rest or rest == [Unpack[Common]]:  # else it passes on what its base takes
+            break
     common = inspect.signature(Method).parameters
-    settings = {n: p for n, p in own.items() if p.kind is p.KEYWORD_ONLY}
-    return settings | {n: common[n] for n in Common.__annotations__ if n not in settings}
+    others = {n: p for n, p in settings.items() if n not in Common.__annotations__}
+    return others | {n: settings.get(n, common[n]) for n in Common.__annotations__}

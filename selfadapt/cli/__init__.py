@@ -23,6 +23,7 @@ from selfadapt.cli.serve import SERVE
 from selfadapt.cli.verbs import RECIPE_VERBS, Parser
 from selfadapt.cli.words import check_settings, file_of_settings, spelled
 from selfadapt.extras import without_unsafe_advice
+from selfadapt.methods import is_own_method, load_method
 from selfadapt.recipes import find_recipe, shipped_recipes
 
 USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)
@@ -58,6 +59,7 @@ def main(args: Sequence[str] | None = None) -> None:
             warnings.showwarning = _show_warning
             if "" in words:
                 raise ValueError("a word is empty: is a variable of the shell not set?")
+            _load_methods(words)
             parser = _parser()
             parsed = parser.instantiate(parser.parse_args(_with_recipe(spelled(words))))
             code = VERBS[parsed.verb].run(parsed[parsed.verb])
@@ -87,6 +89,19 @@ def main(args: Sequence[str] | None = None) -> None:
     if shared and code in (0, 1):
         torch.distributed.destroy_process_group()  # else its threads may abort the process
     sys.exit(code)
+
+
+def _load_methods(words: Sequence[str]) -> None:
+    """Import the methods of the user's own that are named beside --trust: their settings are flags.
+
+    Files of settings cannot say --trust, and what they name is imported with it alone.
+    """
+    if "--trust" not in words:
+        return
+    for flag, after in zip(words, [*words[1:], ""], strict=True):
+        name, _, value = flag.partition("=")
+        if name == "--method" and is_own_method(value or after):
+            load_method(value or after)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

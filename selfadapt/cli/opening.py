@@ -22,7 +22,7 @@ from selfadapt.engine import Fast
 from selfadapt.labels import CLASS_SPACES, Classes, Color, class_space
 from selfadapt.losses import LOSSES
 from selfadapt.method import Method
-from selfadapt.methods import Segments, check_method, settings_of
+from selfadapt.methods import Segments, check_method, find_method, settings_of
 from selfadapt.models.address import is_foreign
 from selfadapt.models.interface import Interface
 from selfadapt.names import nearest
@@ -96,7 +96,9 @@ def model_arguments(
             "values from 0 to 1.",
         )  # fmt: skip
     parser.add_argument(
-        "--trust", action="store_true", help="Run code of your own at --model MODULE:FUNCTION."
+        "--trust",
+        action="store_true",
+        help="Run code of your own: --model MODULE:FUNCTION, --method MODULE:CLASS.",
     )
     device_argument(parser)
 
@@ -111,22 +113,31 @@ def device_argument(parser: ArgumentParser) -> None:
 def method_arguments(parser: ArgumentParser) -> None:
     """Add the flags that name a method, and those of its settings."""
     parser.add_argument(
-        "--method", default="self-adapt", metavar="NAME", help="See selfadapt methods."
+        "--method",
+        default="self-adapt",
+        metavar="NAME",
+        help="See selfadapt methods; or a class of your own, MODULE:CLASS, with --trust.",
     )
     group = parser.add_argument_group("settings of the method")
     for name, setting in _settings().items():
         group.add_argument(_flag(name), default=SUPPRESS, **setting)
 
 
-@cache
 def _settings() -> dict[str, dict[str, Any]]:
     """Return every setting of every method that can be given by flag, and how it is parsed."""
+    return _settings_of(tuple(METHODS))
+
+
+@cache
+def _settings_of(methods: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for method in METHODS:
+    for method in methods:
         texts = setting_texts(method)
         for name, parameter in settings_of(method).items():
             if name not in NOT_FLAGS | set(found):
                 kind = parameter.annotation
+                if kind is parameter.empty or isinstance(kind, str):  # of a method of one's own
+                    kind = str if parameter.default is None else type(parameter.default)
                 shape: dict[str, Any] = {"type": kind}
                 if name in NAMED:
                     shape = {"type": str}
@@ -155,11 +166,11 @@ def switches() -> list[str]:
 def setting_texts(method: str) -> dict[str, str]:
     """Return what each setting of a method means, from the docstrings of the classes."""
     texts = {}
-    for owner in (Method, METHODS[method]):
+    for owner in (Method, *reversed(find_method(method).__mro__)):
         for parameter in docstring_parser.parse(owner.__doc__ or "").params:
             text = " ".join((parameter.description or "").split())
             texts[parameter.arg_name] = text.replace("``", "")
-    return {setting: texts[setting] for setting in settings_of(method)}
+    return {setting: texts.get(setting, "") for setting in settings_of(method)}
 
 
 def open_models(args: Namespace) -> list[Any]:

@@ -69,6 +69,10 @@ def _predict_arguments(parser: ArgumentParser) -> None:
         "--retry", action="store_true", help="Try files again that could not be segmented."
     )
     parser.add_argument(
+        "--explain", action="store_true",
+        help="Say first which layers adapt and why, what is assumed, and which shortcuts run.",
+    )  # fmt: skip
+    parser.add_argument(
         "--quiet", action="store_true", help="Show no progress and no summary, only what failed."
     )
     json_argument(parser)
@@ -102,6 +106,8 @@ def _predict(args: Namespace) -> int:
     }
     folder.open(identity, inputs, overwrite=args.overwrite)
     quiet = args.quiet or rank > 0
+    if args.explain and rank == 0:
+        print(method.explain(), file=sys.stderr)
     with closing(Journal(folder.rows, Key, rank)) as journal, Bar(args.method, quiet=quiet) as bar:
         if args.retry:
             journal.forget_errors()

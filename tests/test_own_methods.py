@@ -1,0 +1,123 @@
+"""Methods of the user's own, by their address, and what is decided for a network."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import selfadapt
+from conftest import random_image
+from runs import run_cli
+from selfadapt import METHODS, Computed, Method, SelfAdapt
+from selfadapt.engine import Fast
+from selfadapt.images import to_pil
+from selfadapt.methods import load_method, settings_of
+
+MODULE = """
+from selfadapt import Computed, Method, SelfAdapt
+
+class Mirrored(Method):
+    def __init__(self, model, *, share=0.5, **kwargs):
+        super().__init__(model, **kwargs)
+        self.share = share
+
+    def compute(self, network, image):
+        mirrored = network.logits(image.flip(-1)).flip(-1)
+        return Computed(logits=network.logits(image).lerp(mirrored, self.share))
+
+class Quick(SelfAdapt):
+    def __init__(self, model, *, steps=1, **kwargs):
+        super().__init__(model, steps=steps, **kwargs)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "mine.py").write_text(MODULE)
+    to_pil(random_image(48, 64)).save(tmp_path / "a.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    names = set(METHODS)
+    yield tmp_path
+    for name in set(METHODS) - names:
+        del METHODS[name]
+    sys.modules.pop("mine", None)
+
+
+def predict(*flags: str) -> int:
+    return run_cli("predict", "a.png", "--model", "streets", "--device", "cpu", "-o", "m", *flags)
+
+
+def test_a_method_of_ones_own_runs_with_trust_alone(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict("--method", "mine:Mirrored") == 2
+    text = capsys.readouterr().err
+    assert "mine:Mirrored is code of your own that would be run; if you trust it, say" in text
+    assert "mine" not in sys.modules
+    assert not (place / "m").exists()
+    assert predict("--method=mine:Mirrored", "--share", "0.25", "--trust", "--explain") == 0
+    assert (place / "m" / "a_label.png").exists()
+    text = capsys.readouterr().err
+    assert "Mirrored with DeepLabV1 on cpu" in text
+    assert "share=0.25" in text
+    assert predict("--method", "mine:Nothing", "--trust", "--overwrite") == 2
+    assert "mine has no method 'Nothing'" in capsys.readouterr().err
+
+
+def test_settings_are_inherited_through_keywords(place: Path) -> None:
+    for name in ("mine:Mirrored", "mine:Quick"):
+        load_method(name)
+    assert list(settings_of("mine:Mirrored"))[:2] == ["share", "alpha"]
+    quick = settings_of("mine:Quick")
+    assert quick["steps"].default == 1
+    assert quick["psi"].default == 0.7
+    assert set(settings_of("self-adapt")) == set(quick)
+    assert selfadapt.methods.summary_of("mine:Mirrored") == ""
+
+
+class Halved(Method):
+    """Half of the scores."""
+
+    def compute(self, network: selfadapt.engine.Network, image: Tensor) -> Computed:
+        return Computed(logits=network.logits(image) / 2)
+
+
+def test_a_method_is_one_hook(tiny: nn.Module, image: Tensor) -> None:
+    result = Halved(tiny)(image)
+    torch.testing.assert_close(result.probs.sum(dim=0), torch.ones(image.shape[-2:]))
+    assert float(result.confidence.mean()) < float(METHODS["san"](tiny)(image).confidence.mean())
+
+
+def test_a_record_has_one_prediction() -> None:
+    with pytest.raises(ValueError, match="either logits or probs must be given"):
+        Computed()
+
+
+# what is decided
+
+
+def test_what_is_decided_can_be_read(tiny: nn.Module) -> None:
+    tiny.register_forward_hook(lambda *_: None)
+    method = SelfAdapt(tiny, adapt=["head"], loss=lambda s, t: s.sum(), fast=Fast(graphs=False))
+    explained = method.explain()
+    text = str(explained)
+    assert explained.topics["adapts"].startswith("0.00 of 0.00 million weights; as given: head")
+    assert explained.shortcuts["graphs"] == "switched off"
+    assert explained.shortcuts["reuse"] == "hooks on the network watch every run"
+    assert explained.shortcuts["kernels"] == "for GPUs only"
+    assert "(assumed)" in explained.topics["input"]
+    assert "SaN mixes the statistics of 2 BatchNorm layers" in text
+    assert "lr=0.02" in explained.topics["settings"]
+    json.dumps(explained.topics)
+
+
+def test_one_pass_has_no_steps(tiny: nn.Module) -> None:
+    explained = METHODS["ensemble"]([tiny, tiny]).explain()
+    assert explained.title == "Ensemble of 2, the first: SaNOnly with TinyNet on cpu"
+    assert explained.shortcuts["reuse"] == "there are no steps"
+    assert "loss" not in explained.topics
