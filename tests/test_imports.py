@@ -21,7 +21,7 @@ ROWS = [
         "mixing",
     },
     {"labels", "recipes", "pacing", "modes", "ahead", "journal"},
-    {"norm", "dropout", "images", "streets"},
+    {"norm", "dropout", "images", "streets", "runs"},
     {"models", "data"},
     {"fast"},
     {"episode", "metrics"},

@@ -519,7 +519,12 @@ def test_what_a_killed_report_left_is_removed(root: Path, page: Path, tmp_path: 
     [
         ("chosen.json", "{}", "chosen.json is damaged"),
         ("chosen.json", "no", "chosen.json is damaged"),
-        ("record.json", '{"format": "selfadapt evaluation 1"}', "lacks identity, recipe"),
+        ("record.json", '{"format": "selfadapt evaluation 1"}', "of another version"),
+        (
+            "record.json",
+            '{"format": "selfadapt evaluation 2", "identity": {}}',
+            "lacks recipe, images",
+        ),
         ("pictures/index.json", "[", "index.json is damaged"),
         ("pictures/index.json", '[{"file": "a.png"}]', "index.json is damaged"),
         ("chosen.json", '{"t-BN": {"tried": null, "chosen": null}}', "chosen.json is damaged"),
