@@ -403,6 +403,7 @@ def test_shares_come_to_the_same_tables_in_any_order(
         assert not (run / "tables").exists()
         assert cli(small(place), run, "--shard", f"{number}/3") == 0
     assert "rows, settings and tables are in" in capsys.readouterr().out
+    assert num_rows(run) == num_rows(whole), "nothing is done twice"
     assert tables_of(run) == tables_of(whole)
     assert (run / "chosen.json").read_bytes() == (whole / "chosen.json").read_bytes()
 

@@ -255,6 +255,15 @@ def test_a_folder_that_cannot_be_written_to_is_named(
         opened(run)
 
 
+def test_a_record_that_cannot_be_read_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(OSError, match=r"record.json cannot be read \(Permission denied\)"):
+        opened(run)
+
+
 def test_shares_are_all_and_each_once() -> None:
     numbers = [number for i in range(1, 5) for number in Shard(i, 4).of(10)]
     assert sorted(numbers) == list(range(10))

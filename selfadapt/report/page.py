@@ -65,7 +65,7 @@ def _replace_report(folder: Path, files: Mapping[str, bytes]) -> None:
     aside = folder / f".report.{os.getpid()}.part"
     try:
         for name, content in files.items():
-            make_folder((aside / name).parent)
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
             with (aside / name).open("wb") as file:
                 file.write(content)
                 os.fsync(file.fileno())

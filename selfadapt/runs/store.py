@@ -259,6 +259,8 @@ def read_json(path: Path) -> Any:
     """Read a file of a run."""
     try:
         return json.loads(path.read_text())
+    except PermissionError as error:
+        raise PermissionError(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); use --overwrite to start anew") from error
 
