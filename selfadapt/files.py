@@ -32,17 +32,19 @@ def written_whole(path: Path) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
 
 
-def remove_parts(folder: Path, *names: str) -> None:
+def remove_parts(folder: Path, *files: str, all_processes: bool = False) -> None:
     """Remove what processes that are gone have left half written.
 
     Args:
         folder: Where they wrote.
-        names: The names of what they wrote, as patterns; anything else stays.
+        files: What they wrote, as patterns relative to the folder; anything else stays.
+        all_processes: Nobody else writes there now, whatever runs under the number of a process.
     """
-    for aside in (path for name in names for path in folder.glob(f".{name}.*.part")):
-        process = aside.name.split(".")[-2]
-        if process.isdecimal() and not _is_running(int(process)):
-            shutil.rmtree(aside) if aside.is_dir() else aside.unlink(missing_ok=True)
+    for file in map(Path, files):
+        for aside in folder.glob(str(file.parent / f".{file.name}.*.part")):
+            process = aside.name.split(".")[-2]
+            if process.isdecimal() and (all_processes or not _is_running(int(process))):
+                shutil.rmtree(aside) if aside.is_dir() else aside.unlink(missing_ok=True)
 
 
 def _is_running(process: int) -> bool:
@@ -80,15 +82,16 @@ def check_output(path: Path, *, overwrite: bool) -> None:
         )
 
 
-def lock(file: int) -> bool:
+def lock(file: int, *, shared: bool = False) -> bool:
     """Keep other processes from locking an open file; return False where one has done so.
 
-    Where the system or the disk knows no locks there is nothing to keep them from it.
+    A shared lock keeps them from one that is not. Where the system or the disk knows no locks there
+    is nothing to keep them from it.
     """
     if fcntl is None:
         return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # this disk knows none

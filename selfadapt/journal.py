@@ -138,16 +138,11 @@ def read_errors(folder: Path, kind: type[K]) -> dict[K, str]:
 
 
 def drop_rows(folder: Path, drop: Callable[[Row], bool]) -> None:
-    """Remove rows of a run that no process is at."""
+    """Remove rows of a run that no other process is at."""
     for path in sorted(folder.glob("*.jsonl")):
-        file = lock_rows(path)
-        try:
-            if not any(drop(row) for row, _ in _rows(path, 0)):
-                continue
+        if any(drop(row) for row, _ in _rows(path, 0)):
             with written_whole(path) as aside, aside.open("wb") as kept:
                 kept.writelines(_line(row) for row, _ in _rows(path, 0) if not drop(row))
-        finally:
-            os.close(file)
 
 
 def _line(row: Row) -> bytes:
@@ -184,7 +179,4 @@ def lock_rows(path: Path) -> int:
     if not lock(file):
         os.close(file)
         raise ValueError(f"another process writes to {path}; wait for it, or give another folder")
-    if not path.exists() or not os.path.samestat(os.fstat(file), path.stat()):
-        os.close(file)  # it has been replaced in between
-        return lock_rows(path)
     return file

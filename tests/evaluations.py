@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -287,12 +286,10 @@ def _pair(recipe: Path, run: Path, log: Path) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     torch.set_num_threads(1)
-    sys.modules["selfadapt.protocol.evaluate"].POLL = 0.02  # type: ignore[attr-defined]
     other = os.fork()
-    os.environ.update(RANK="0" if other else "1", LOCAL_RANK="0", WORLD_SIZE="2")
     code = 3
     try:
-        main(["evaluate", str(recipe), "-o", str(run)])
+        main(["evaluate", str(recipe), "-o", str(run), "--shard", "1/2" if other else "2/2"])
     except SystemExit as end:
         code = int(end.code or 0)
     finally:

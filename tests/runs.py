@@ -16,6 +16,7 @@ from torch import Tensor
 
 from selfadapt.cli import main
 from selfadapt.data import DataConfig
+from selfadapt.files import lock
 from selfadapt.train import AugmentConfig, MachineConfig, ModelConfig, TrainConfig
 
 CLASSES = ["road", "car", "sky"]
@@ -120,6 +121,13 @@ def start_cli(
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         start_new_session=True,
     )
+
+
+def locked(run: Path) -> int:
+    """Lock a run as another process would; return the file to close."""
+    file = os.open(run / ".lock", os.O_RDWR | os.O_CREAT)
+    assert lock(file), "somebody works there"
+    return file
 
 
 def rows(path: Path) -> list[dict[str, str]]:

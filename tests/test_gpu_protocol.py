@@ -102,7 +102,7 @@ def test_each_row_counts_the_map_of_its_own_image(
         run = Evaluation(config, domains, {"net": model}, journal)
         with run.progress() as progress:
             trial = trial_of(config, config.methods[0])
-            run.measure(domains[1], [trial], "fog", progress)
+            run.measure(domains[1], range(len(domains[1].data)), [trial], "fog", progress)
         rows = list(journal.rows().values())
     assert len(rows) == len(maps) == 12
     for row, (label, probs) in zip(rows, maps, strict=True):

@@ -10,7 +10,7 @@ ROOT = Path(selfadapt.__file__).parent
 ROWS = [
     {"names", "checks", "devices", "files", "extras", "pseudo", "version", "views", "copying"},
     {"labels", "recipes", "pacing", "modes", "ahead", "journal", "computed", "losses", "steps"},
-    {"norm", "dropout", "images", "streets", "classfile"},
+    {"norm", "dropout", "images", "streets", "classfile", "runs"},
     {"result", "metrics"},
     {"models", "data"},
     {"engine"},

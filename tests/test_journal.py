@@ -32,7 +32,7 @@ from evaluations import (
     tables_of,
     wait_for,
 )  # fmt: skip
-from runs import CLASSES, rows, run_cli, start_cli, write_domain, write_recipe
+from runs import CLASSES, locked, rows, run_cli, write_domain, write_recipe
 from selfadapt import journal as journal_module
 from selfadapt.baselines import SaNOnly
 from selfadapt.images import read_image
@@ -40,8 +40,10 @@ from selfadapt.journal import Journal, read_rows
 from selfadapt.method import Method
 from selfadapt.models.checkpoint import load_model, save_model
 from selfadapt.models.create import create_model
+from selfadapt.protocol.folder import RunFolder
 from selfadapt.protocol.rows import Key
 from selfadapt.result import Result
+from selfadapt.runs import Shard
 
 SECONDS = 120
 
@@ -391,15 +393,103 @@ def test_two_processes_killed_five_times_come_to_the_same_tables(
     assert tables_of(run) == tables_of(single)
 
 
-@pytest.mark.slow
-def test_torchrun_comes_to_the_same_tables(place: Place, whole: Path, tmp_path: Path) -> None:
-    path, run = write_recipe(tmp_path / "recipe.yaml", small(place)), tmp_path / "run"
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    process = start_cli("evaluate", path, "-o", run, launcher=launcher)
-    out, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, err
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (2, 2, 3, 1)], ids=str)
+def test_shares_come_to_the_same_tables_in_any_order(
+    place: Place, whole: Path, tmp_path: Path, capsys: Any, order: tuple[int, ...]
+) -> None:
+    run = tmp_path / "run"
+    for number in order:
+        capsys.readouterr()
+        assert not (run / "tables").exists()
+        assert cli(small(place), run, "--shard", f"{number}/3") == 0
+    assert "rows, settings and tables are in" in capsys.readouterr().out
+    assert num_rows(run) == num_rows(whole), "nothing is done twice"
     assert tables_of(run) == tables_of(whole)
-    assert out.count("rows, settings and tables are in") == 1
+    assert (run / "chosen.json").read_bytes() == (whole / "chosen.json").read_bytes()
+
+
+def test_a_share_says_what_is_still_to_come(
+    place: Place, whole: Path, tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "run"
+    assert cli(small(place), run, "--shard", "1/2") == 0
+    assert "this share is done, 3 rows of others are not" in capsys.readouterr().out
+    assert cli(small(place), run, "--shard", "1/2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["missing"] == 3
+    with pytest.MonkeyPatch.context() as patch:
+        done = []
+        real = Journal.write
+        patch.setattr(Journal, "write", lambda self, one: done.append(one) or real(self, one))
+        assert cli(small(place), run) == 0  # whoever comes does what is left
+    assert len(done) == 3
+    assert tables_of(run) == tables_of(whole)
+
+
+def test_the_last_share_writes_tables_while_another_is_only_waiting(
+    place: Place, whole: Path, tmp_path: Path
+) -> None:
+    """Nobody writes tables as long as another share may still add rows."""
+    run = tmp_path / "run"
+    evaluated(small(place), run, shard=Shard(1, 2))
+    store = RunFolder(run, Shard(3, 4))
+    store.open(json.loads((run / "record.json").read_text())["identity"])
+    evaluated(small(place), run, shard=Shard(2, 2))
+    assert not (run / "tables").exists()
+    assert store.claim()
+    store.close()
+    evaluated(small(place), run, shard=Shard(2, 2))
+    assert tables_of(run) == tables_of(whole)
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "2", "a/b", "-1/2", "1/2/3", ""])
+def test_a_shard_that_cannot_be_is_refused(
+    place: Place, tmp_path: Path, capsys: Any, shard: str
+) -> None:
+    assert cli(small(place), tmp_path / "run", f"--shard={shard}") == 2
+    assert "a shard must be such as 2/4, the second of four" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("flag", ["--overwrite", "--retry"])
+def test_a_share_removes_nothing_of_others(
+    place: Place, whole: Path, tmp_path: Path, capsys: Any, flag: str
+) -> None:
+    said = refused(small(place), copied(whole, tmp_path / "run"), capsys, "--shard=1/2", flag)
+    assert "leave out --shard" in said
+
+
+def test_a_share_is_done_by_one_process_at_a_time(
+    place: Place, whole: Path, tmp_path: Path, capsys: Any
+) -> None:
+    run = copied(whole, tmp_path / "run")
+    journal = Journal(run / "rows", Key, 1)
+    assert "another process writes to" in refused(small(place), run, capsys, "--shard", "2/2")
+    journal.close()
+    file = locked(run)  # by one that does all
+    assert "another process works in" in refused(small(place), run, capsys, "--shard", "2/2")
+    os.close(file)
+
+
+def test_processes_of_torchrun_are_told_of_shares(
+    place: Place, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli(small(place), tmp_path / "run") == 2
+    assert "start processes with --shard i/n" in capsys.readouterr().err
+
+
+def test_an_evaluation_of_an_earlier_version_is_refused(
+    place: Place, whole: Path, tmp_path: Path, capsys: Any
+) -> None:
+    run = copied(whole, tmp_path / "run")
+    record = json.loads((run / "record.json").read_text())
+    (run / "record.json").write_text(json.dumps({**record, "format": "selfadapt evaluation 1"}))
+    said = refused(small(place), run, capsys)
+    assert "got 'selfadapt evaluation 1', of another version" in said
+    assert "use --overwrite to start anew" in said
+    assert cli(small(place), run, "--overwrite") == 0
+    assert tables_of(run) == tables_of(whole)
 
 
 def test_a_torn_row_is_done_again(place: Place, whole: Path, tmp_path: Path) -> None:
@@ -573,14 +663,18 @@ def test_what_killed_processes_left_half_written_is_removed(
     run = copied(whole, tmp_path / "run")
     (run / "pictures").mkdir()
     gone, there = 4999999, os.getppid()
+    mine = [run / f".mine.{gone}.part", run / "tables/.b.part"]
     names = ("record.json", "chosen.json", "tables/domains.csv", "pictures/a.png")
     parts = [(run / name).with_name(f".{Path(name).name}.{gone}.part") for name in names]
-    kept = [run / f".chosen.json.{there}.part", run / f".mine.{gone}.part", run / "tables/.b.part"]
-    for path in (*parts, *kept):
+    of_a_running_process = run / f".chosen.json.{there}.part"
+    for path in (*parts, *mine, of_a_running_process):
         path.write_text("half")
-    evaluated(small(place), run)
+    evaluated(small(place), run, shard=Shard(1, 2))
     assert [path for path in parts if path.exists()] == []
-    assert [path for path in kept if not path.exists()] == []
+    assert of_a_running_process.exists(), "it may be another share"
+    evaluated(small(place), run)
+    assert not of_a_running_process.exists(), "nobody else is at it: the number is used again"
+    assert [path for path in mine if not path.exists()] == []
     assert tables_of(run) == tables_of(whole)
 
 
@@ -630,10 +724,10 @@ def test_two_processes_do_not_write_one_run(
     place: Place, whole: Path, tmp_path: Path, capsys: Any, flags: tuple[str, ...]
 ) -> None:
     run = copied(whole, tmp_path / "run")
-    journal = Journal(run / "rows", Key)  # as another process would hold it
+    file = locked(run)
     said = refused(small(place), run, capsys, *flags)
-    assert "another process" in said
-    journal.close()
+    assert f"another process works in {run}" in said
+    os.close(file)
     assert cli(small(place), run, *flags) == 0
 
 
@@ -888,7 +982,7 @@ def test_an_end_while_a_run_is_removed_leaves_what_can_be_removed(
 ) -> None:
     run = copied(whole, tmp_path / "run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("selfadapt.protocol.folder.shutil.rmtree", failing)
+        patch.setattr(Path, "rmdir", failing)
         with pytest.raises(AssertionError):
             evaluated(small(place), run, overwrite=True)
     evaluated(small(place), run, overwrite=True)

@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -42,6 +41,7 @@ from selfadapt.models.checkpoint import load_model, save_model
 from selfadapt.models.create import create_model
 from selfadapt.protocol import evaluate as package_evaluate
 from selfadapt.protocol.trials import Trial, open_network
+from selfadapt.runs import Shard
 
 ALPHAS = [0.0, 0.2, 0.5, 1.0]
 RATES = [0.01, 0.2]
@@ -270,28 +270,22 @@ def test_tuning_reads_no_target(
     assert (tmp_path / "run/chosen.json").exists()
 
 
-class Waited(BaseException):
-    """Stands for a process that waits for another."""
-
-
-def test_the_second_process_waits_for_settings_before_it_reads_a_target(
+def test_a_share_has_all_settings_before_it_reads_a_target(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All rows of the validation domain are there, so there is nothing else to wait for."""
     content = small(place, methods=[{"method": "san", "tune": {"alpha": [0.0, 0.3]}}])
-    run = evaluated(content, tmp_path / "run", only_tune=True)
-    (run / "chosen.json").unlink()  # the first process is about to write it
+    run = tmp_path / "run"
     reading = Reading(monkeypatch, run)
-
-    def sleep(seconds: float) -> None:
-        raise Waited
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(Waited):
-        evaluated(content, run)
+    evaluated(content, run, shard=Shard(2, 2))
+    read = {Path(path).name for path, _ in reading if "/dim/images/" in path}
+    assert read == {"01.png"}, "the share of the target"
+    assert {Path(path).name for path, _ in reading if "/val/images/" in path} == {
+        "00.png",
+        "01.png",
+        "02.png",
+    }, "all need the settings"
     assert not [path for path, chosen in reading if "/dim/" in path and not chosen]
+    assert not (run / "tables").exists()
 
 
 def test_settings_in_the_folder_are_not_believed(

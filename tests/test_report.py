@@ -505,6 +505,23 @@ def test_the_report_before_stands_until_the_new_one_is_complete(
         assert f"the report could not be written to {out} (full); nothing there was changed" in said
 
 
+def test_a_folder_that_cannot_be_written_to_is_said_once(
+    root: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    out = Path(shutil.copytree(page.parent, tmp_path / "out"))
+    mkdir = Path.mkdir
+
+    def refuse(self: Path, *args: Any, **kwargs: Any) -> None:
+        if self.parent.name.startswith(".report"):
+            raise PermissionError(13, "Permission denied")
+        mkdir(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert run_cli("report", root / "run", "-o", out, "--overwrite") == 2
+    said = capsys.readouterr().err
+    assert f"the report could not be written to {out} (Permission denied); nothing" in said
+
+
 def test_what_a_killed_report_left_is_removed(root: Path, page: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(page.parent, tmp_path / "out"))
     for name in ("report.4999999", f"report.{os.getppid()}", "mine.4999999"):
@@ -519,7 +536,12 @@ def test_what_a_killed_report_left_is_removed(root: Path, page: Path, tmp_path: 
     [
         ("chosen.json", "{}", "chosen.json is damaged"),
         ("chosen.json", "no", "chosen.json is damaged"),
-        ("record.json", '{"format": "selfadapt evaluation 1"}', "lacks identity, recipe"),
+        ("record.json", '{"format": "selfadapt evaluation 1"}', "of another version"),
+        (
+            "record.json",
+            '{"format": "selfadapt evaluation 2", "identity": {}}',
+            "lacks recipe, images",
+        ),
         ("pictures/index.json", "[", "index.json is damaged"),
         ("pictures/index.json", '[{"file": "a.png"}]', "index.json is damaged"),
         ("chosen.json", '{"t-BN": {"tried": null, "chosen": null}}', "chosen.json is damaged"),

@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from runs import (
     assert_same_result,
     assert_same_tensors,
     domain,
+    locked,
     recipe,
     result_of,
     rows,
@@ -265,7 +265,7 @@ def test_a_run_without_an_average_does_not_go_on_with_one(
     content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any
 ) -> None:
     said = refused({**content, "average": 0.7}, tmp_path, half, capsys)
-    assert "holds a run of another recipe (average: 0.0 -> 0.7)" in said
+    assert "holds a training run that differs (average: 0.0 -> 0.7)" in said
 
 
 def test_what_a_killed_run_left_half_written_is_removed(
@@ -349,8 +349,7 @@ def test_readers_end_with_a_run_that_is_killed_in_validation(
     time.sleep(0.5)
     process.kill()
     process.wait()
-    with closing(RunFolder(run)) as folder:
-        folder.prepare(overwrite=False)  # nobody else trains here
+    os.close(locked(run))  # nobody trains here any more
     begun = time.monotonic()
     while any(is_running(reader) for reader in readers):
         assert time.monotonic() - begun < 20
@@ -504,14 +503,28 @@ def test_a_run_that_goes_on_holds_no_state_that_was_replaced(
     assert mapped == []
 
 
-def test_a_foreign_file_is_no_state(content: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    save_file({"a": torch.zeros(3)}, run / "state.safetensors")
-    said = refused(content, tmp_path, run, capsys)
-    assert "must be of the format 'selfadapt training state 2' to go on from, got None" in said
-    save_file({"a": torch.zeros(3)}, run / "state.safetensors", {"format": "pt"})
-    assert "got 'pt'" in refused(content, tmp_path, run, capsys)
+def test_a_foreign_file_is_no_state(
+    content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any
+) -> None:
+    save_file({"a": torch.zeros(3)}, half / "state.safetensors")
+    said = refused(content, tmp_path, half, capsys)
+    assert "must be of the format 'selfadapt training state 3' to go on from, got None" in said
+    save_file({"a": torch.zeros(3)}, half / "state.safetensors", {"format": "pt"})
+    assert "got 'pt'" in refused(content, tmp_path, half, capsys)
+
+
+def test_a_run_of_an_earlier_version_is_refused(
+    content: dict[str, Any], tmp_path: Path, half: Path, capsys: Any
+) -> None:
+    record = json.loads((half / "record.json").read_text())
+    (half / "record.json").write_text(json.dumps({**record, "format": "selfadapt training 0"}))
+    assert "got 'selfadapt training 0', of another version" in refused(
+        content, tmp_path, half, capsys
+    )
+    (half / "record.json").unlink()
+    assert "holds other files and no training run of this version" in refused(
+        content, tmp_path, half, capsys
+    )
 
 
 def test_a_run_of_another_recipe_is_not_touched(
@@ -520,7 +533,7 @@ def test_a_run_of_another_recipe_is_not_touched(
     augment = {**content["augment"], "flip": 0.25}
     other = {**content, "lr": 0.5, "seed": 3, "augment": augment}
     said = refused(other, tmp_path, half, capsys)
-    assert f"{half} holds a run of another recipe" in said
+    assert f"{half} holds a training run that differs" in said
     for part in ("augment.flip: 0.5 -> 0.25", "lr: 0.05 -> 0.5", "seed: 0 -> 3"):
         assert part in said
     assert "use --overwrite to start anew" in said
@@ -551,14 +564,15 @@ def test_a_folder_with_other_files_is_not_touched(
     run.mkdir()
     (run / "photo.jpg").write_text("mine")
     said = refused(content, tmp_path, run, capsys)
-    assert f"{run} holds other files and no training run; give an empty or new folder" in said
+    assert f"{run} holds other files and no training run" in said
+    assert "give an empty or new folder" in said
 
 
 def test_a_file_is_no_folder(content: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
     run.write_text("mine")
     said = refused(content, tmp_path, run, capsys)
-    assert f"a run needs a folder, but {run} is a file" in said
+    assert f"a training run needs a folder, but {run} is a file" in said
 
 
 def test_overwriting_starts_anew_and_removes_files_of_the_run_only(
@@ -578,7 +592,7 @@ def test_overwriting_starts_anew_and_removes_files_of_the_run_only(
     names = {path.name for path in run.iterdir()} - mine - {"tensorboard"}
     assert names == {
         "state.safetensors", "best.safetensors", "last.safetensors", "recipe.json", "log.csv",
-        "validation.csv", "summary.json",
+        "validation.csv", "summary.json", "record.json", ".lock",
     }  # fmt: skip
     assert [row["step"] for row in rows(run / "log.csv")] == ["3", "6"]
     assert rows(run / "validation.csv") == []
@@ -716,10 +730,11 @@ def test_seeds_that_are_done_are_not_trained_again(content: dict[str, Any], tmp_
 
 
 def test_two_processes_do_not_train_in_one_folder(content: dict[str, Any], tmp_path: Path) -> None:
-    with closing(RunFolder(tmp_path / "run")) as folder:
-        folder.prepare(overwrite=False)
-        with pytest.raises(ValueError, match=r"another process is training in .*run"):
-            train(as_config(content), tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    file = locked(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"another process works in .*run"):
+        train(as_config(content), tmp_path / "run")
+    os.close(file)
     train(as_config(content), tmp_path / "run")
 
 

@@ -13,10 +13,11 @@ from selfadapt.cli.verbs import (
     output_arguments,
     recipe_argument,
 )
-from selfadapt.devices import process_number
 from selfadapt.protocol import EvaluateConfig, evaluate, read_results
+from selfadapt.protocol.folder import read_record
 from selfadapt.protocol.summary import print_summary, summary
 from selfadapt.report import write_report
+from selfadapt.runs import Shard
 from selfadapt.train import TrainConfig, train
 
 
@@ -44,6 +45,12 @@ def _evaluate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="Run code of your own: networks at MODULE:FUNCTION."
     )
+    parser.add_argument(
+        "--shard",
+        default="1/1",
+        metavar="I/N",
+        help="Do the I-th of N shares of the images, in a process for each.",
+    )
     json_argument(parser)
     parser.add_class_arguments(EvaluateConfig)
 
@@ -58,14 +65,14 @@ def _evaluate(args: Namespace, *, only_tune: bool = False) -> int:
         only_tune=only_tune,
         trust=args.trust,
         say=lambda line: None if args.json else print(line, file=sys.stderr, flush=True),
+        shard=Shard.parse(args.shard),
     )
-    if process_number()[0] > 0:
-        return 0
     results = read_results(folder)
+    missing = 0 if only_tune else results.num_missing(read_record(folder)["images"])
     if not args.json:
-        return print_summary(results, folder, only_tune=only_tune)
+        return print_summary(results, folder, only_tune=only_tune, missing=missing)
     found = summary(results)
-    print(json.dumps({"folder": str(folder), **found}))
+    print(json.dumps({"folder": str(folder), "missing": missing, **found}))
     return 1 if found["failures"] else 0
 
 

@@ -5,13 +5,14 @@
     tables    the rows added up                                            tables.py
     pictures  some images before and after                                 pictures.py
 
-Processes that torchrun starts share the images by number and meet in the journal: each reads there
-what the others have done. So it does not matter how many they are, nor how often they are started.
+Shares of a run are processes of their own, which read in the journal what the others have done. Of
+the validation domain each does its images, then those that still lack rows: all need its settings.
+Of the targets it does its images alone. Whoever is the last adds the rows up.
 """
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from math import isqrt
@@ -62,9 +63,10 @@ from selfadapt.protocol.trials import (
 )
 from selfadapt.protocol.tune import Choice, choose, num_candidates
 from selfadapt.result import Result
+from selfadapt.runs import WHOLE, Shard
 
-POLL = 0.5
-"""Seconds between two looks at what has been done, here and by other processes."""
+LOOK_EVERY = 0.5
+"""Seconds between two looks at the mean IoU so far."""
 LONG_RUN = 600.0
 """Seconds from which on it is said what would be shorter."""
 LONGEST_PAUSE = 0.05
@@ -80,6 +82,7 @@ def evaluate(
     retry: bool = False,
     only_tune: bool = False,
     trust: bool = False,
+    shard: Shard = WHOLE,
     say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Evaluate, or go on with an evaluation that was stopped.
@@ -92,39 +95,42 @@ def evaluate(
         retry: Try images again that could not be segmented, or were other files then.
         only_tune: Choose settings on the validation domain, and do not touch a target.
         trust: Run the functions of networks at ``MODULE:FUNCTION``.
+        shard: The share of the images to do here. Tables are there when all shares are done.
         say: Takes a line on what it will take, before the first image.
 
     Returns:
         The folder.
     """
-    rank, world = process_number()
+    if process_number()[1] > 1:
+        raise ValueError(
+            "an evaluation is not shared by torchrun; start processes with --shard i/n"
+        )
     device = find_device(config.device)
     check_training(config)
     domains = open_domains(config)
     models: dict[str, Any] = {
         name: open_network(network, trust).to(device) for name, network in config.networks.items()
     }
-    for domain in domains if rank == 0 else ():
+    for domain in domains:
         for note in domain.data.notes:
             warnings.warn(f"{domain.label}: {note}", stacklevel=2)
     check_trials(config, models)
-    place = RunFolder(Path(folder), rank, world)
-    place.open(config, models, domains, device, overwrite=overwrite, retry=retry)
-    with closing(Journal(place.rows, Key, rank)) as journal, _threads(config.threads, device):
-        run = Evaluation(config, domains, models, journal, rank, world)
-        if rank == 0 and (line := run.forecast(only_tune=only_tune)):
-            say(line)
-        choices = run.tune()
-        if rank == 0:
+    with RunFolder(Path(folder), shard) as place, _threads(config.threads, device):
+        place.start(config, models, domains, device, overwrite=overwrite, retry=retry)
+        with closing(place.journal(Key)) as journal:
+            run = Evaluation(config, domains, models, journal, shard)
+            if line := run.forecast(only_tune=only_tune):
+                say(line)
+            choices = run.tune()
             place.write_choices(choices)
-        place.wait_for_choices()
-        if only_tune:
-            return place.path
-        run.measure_all(choices)
-        if rank == 0:
+            if only_tune:
+                return place.path
+            run.measure_all(choices)
+        if place.claim():
             results = read_results(place.path)
-            write_tables(place.path, results)
-            draw_pictures(place.path, results, run)
+            if not results.num_missing({domain.label: len(domain.data) for domain in domains}):
+                write_tables(place.path, results)
+                draw_pictures(place.path, results, run)
     return place.path
 
 
@@ -149,7 +155,7 @@ class Running:
         """Add an image; say whether it is time to look again."""
         self._confusion += row["confusion"]
         now = time.monotonic()
-        if now - self._looked < POLL:
+        if now - self._looked < LOOK_EVERY:
             return False
         self._looked = now
         return True
@@ -162,7 +168,7 @@ class Running:
 
 
 class Evaluation:
-    """One evaluation, in one of the processes that share it."""
+    """One evaluation, or a share of it."""
 
     def __init__(
         self,
@@ -170,11 +176,10 @@ class Evaluation:
         domains: Sequence[Domain],
         models: dict[str, Any],
         journal: Journal[Key],
-        rank: int = 0,
-        world: int = 1,
+        shard: Shard = WHOLE,
     ) -> None:
         self.config, self.domains, self.models = config, domains, models
-        self.journal, self.rank, self.world = journal, rank, world
+        self.journal, self.shard = journal, shard
         self._methods: dict[str, Segments] = {}
         self._device = next(next(iter(models.values())).parameters()).device
         self._beside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
@@ -215,7 +220,7 @@ class Evaluation:
                 total, num_trials = total + seconds * tried, num_trials + tried
             done = sum(key.domain == domain.label for key in self.journal.done)
             left = len(domain.data) - done / max(num_trials, 1)
-            times[domain.label] = max(0.0, total * left / self.world)
+            times[domain.label] = max(0.0, total * left / self.shard.total)
         if not (whole := sum(times.values())):
             return None
         each = ", ".join(f"{label} {duration(seconds)}" for label, seconds in times.items())
@@ -235,22 +240,24 @@ class Evaluation:
                 trials[trial.key] = trial
         every = list(trials.values())
         with self.progress() as progress:
-            left = sum(len(t) for d in self.domains for t in self._missing(d, every).values())
+            shares = {domain.label: self.shard.of(len(domain.data)) for domain in self.domains}
+            left = sum(self._num_missing(d, shares[d.label], every) for d in self.domains)
             overall = progress.add_task("all domains", total=left, said="", visible=left > 0)
             for domain in self.domains:
-                self.measure(domain, every, domain.label, progress, overall)
+                self.measure(domain, shares[domain.label], every, domain.label, progress, overall)
 
     def measure(
         self,
         domain: Domain,
+        numbers: Iterable[int],
         trials: Sequence[Trial],
         name: str,
         progress: Progress,
         overall: TaskID | None = None,
     ) -> None:
-        """Make sure that there is a row for every image of a domain and every trial."""
-        missing = self._missing(domain, trials)
-        total = sum(map(len, missing.values()))
+        """Make sure that there is a row for every trial and these images of a domain."""
+        missing = [n for n in numbers if self._missing(domain, n, trials)]
+        total = self._num_missing(domain, missing, trials)
         task = progress.add_task(name, total=total, said="", visible=total > 0)
         running = Running(domain)
 
@@ -265,8 +272,10 @@ class Evaluation:
 
         with ThreadPoolExecutor(1) as clerk:  # notes a row while a GPU segments the next image
             noted = clerk.submit(lambda: None)
-            for number, loaded in self._read(domain, list(missing)):
-                for trial in missing[number]:
+            for number, loaded in self._read(domain, missing):
+                if self.shard.total > 1:
+                    self.journal.refresh()
+                for trial in self._missing(domain, number, trials):
                     row_of_image = self._segment(domain, number, loaded, trial)
                     if self._beside is None:  # a CPU has no hand free
                         note(row_of_image, trial)
@@ -275,7 +284,6 @@ class Evaluation:
                         noted = clerk.submit(note, row_of_image, trial)
             noted.result()
         self._counted = None
-        self._wait(domain, trials, lambda: progress.update(task, said="waiting for the others"))
 
     def load(self, domain: Domain, number: int) -> Loaded:
         """Read an image, enlarged as the recipe says, and its label."""
@@ -371,21 +379,12 @@ class Evaluation:
     def _done(self, domain: Domain, number: int, trial: Trial) -> bool:
         return Key(domain.label, domain.names[number], trial.key) in self.journal.done
 
-    def _missing(self, domain: Domain, trials: Sequence[Trial]) -> dict[int, list[Trial]]:
-        """Return what is left to do for this process, by the number of the image."""
-        numbers = range(self.rank, len(domain.data), self.world)
-        left = {n: [t for t in trials if not self._done(domain, n, t)] for n in numbers}
-        return {number: trials for number, trials in left.items() if trials}
+    def _missing(self, domain: Domain, number: int, trials: Sequence[Trial]) -> list[Trial]:
+        """Return the trials that an image has no row for."""
+        return [trial for trial in trials if not self._done(domain, number, trial)]
 
-    def _wait(self, domain: Domain, trials: Sequence[Trial], say: Callable[[], None]) -> None:
-        """Wait until the other processes have done their share."""
-        while self.world > 1:
-            self.journal.refresh()
-            numbers = range(len(domain.data))
-            if all(self._done(domain, number, trial) for number in numbers for trial in trials):
-                return
-            say()
-            time.sleep(POLL)
+    def _num_missing(self, domain: Domain, numbers: Iterable[int], trials: Sequence[Trial]) -> int:
+        return sum(len(self._missing(domain, number, trials)) for number in numbers)
 
     def progress(self) -> Progress:
         """Return what shows how far a run has come."""
@@ -394,15 +393,17 @@ class Evaluation:
             TextColumn("{task.fields[said]}"), TimeRemainingColumn(),
         )  # fmt: skip
         return Progress(  # drawing it takes milliseconds
-            *columns, console=Console(stderr=True), disable=self.rank > 0, refresh_per_second=2
+            *columns, console=Console(stderr=True), refresh_per_second=2
         )
 
     def _validated(self, method: MethodConfig, settings: Sequence[dict[str, Any]]) -> list[float]:
         """Return the mean IoU of a method on the validation domain, with each of some settings."""
         domain = self.domains[0]
+        own = self.shard.of(len(domain.data))
+        others = (number for number in range(len(domain.data)) if number not in own)
         trials = [trial_of(self.config, method, **one) for one in settings]
         with self.progress() as progress:
-            self.measure(domain, trials, f"tuning {method.name}", progress)
+            self.measure(domain, [*own, *others], trials, f"tuning {method.name}", progress)
         totals = {trial.key: Counts.zero(len(domain.data.space.names)) for trial in trials}
         rows = self.journal.rows(lambda key: key.domain == domain.label and key.trial in totals)
         failed = {key.image for key, row in rows.items() if "error" in row}

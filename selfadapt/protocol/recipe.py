@@ -125,10 +125,10 @@ class EvaluateConfig:
     unreadable: Literal["go on", "stop"] = "go on"
     """What to do about an image that cannot be read."""
     device: str = "auto"
-    """cpu, cuda ...; auto: a GPU if there is one. With torchrun each process has its own."""
+    """cpu, cuda ...; auto: a GPU if there is one."""
     threads: int = 1
     """Threads of a process on a CPU. Sums depend on their number in the last bits, so it is not
-    taken from the machine; for more cores there is torchrun."""
+    taken from the machine; for more cores there is --shard."""
 
     def __post_init__(self) -> None:
         check_given(self)

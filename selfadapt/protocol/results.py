@@ -12,11 +12,12 @@ from torch import Tensor
 
 from selfadapt.journal import read_errors, read_rows
 from selfadapt.metrics import Counts, iou
-from selfadapt.protocol.folder import read_json, read_record
+from selfadapt.protocol.folder import read_record
 from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
 from selfadapt.protocol.rows import Key, counts_of
 from selfadapt.protocol.trials import Trial, sweeps_of, trial_of
 from selfadapt.protocol.tune import Choice
+from selfadapt.runs.store import read_json
 
 
 @dataclass

@@ -15,8 +15,17 @@ from selfadapt.protocol.tables import failed_table
 SHOWN = 5
 
 
-def print_summary(results: Results, folder: Path, *, only_tune: bool = False) -> int:
-    """Print what was chosen and what came out; return 1 if some image was not segmented, else 0."""
+def print_summary(
+    results: Results, folder: Path, *, only_tune: bool = False, missing: int = 0
+) -> int:
+    """Print what was chosen and what came out; return 1 if some image was not segmented, else 0.
+
+    Args:
+        results: The rows so far.
+        folder: The folder of the run.
+        only_tune: There are rows of the validation domain alone.
+        missing: Rows that other shares of the run have still to write.
+    """
     console = Console(highlight=False)
     for label, choice in results.choices.items():
         if choice.tried:
@@ -26,7 +35,7 @@ def print_summary(results: Results, folder: Path, *, only_tune: bool = False) ->
                 f"{label}: {chosen} of {len(choice.tried)} tried, mIoU {100 * best:.2f} on "
                 f"{results.validation}", markup=False,
             )  # fmt: skip
-    if not only_tune:
+    if not only_tune and not missing:
         console.print(_table(results))
     failures = _failures(results)
     for failure in failures[:SHOWN]:
@@ -40,6 +49,11 @@ def print_summary(results: Results, folder: Path, *, only_tune: bool = False) ->
     if only_tune:
         said = (
             f"what was chosen is in {folder / 'chosen.json'}; selfadapt evaluate goes on from here"
+        )
+    elif missing:
+        said = (
+            f"this share is done, {missing} rows of others are not; the last share writes the "
+            "tables, or the same command without --shard"
         )
     else:
         said = f"rows, settings and tables are in {folder}"

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from selfadapt.files import file_name, make_folder, remove_parts
-from selfadapt.protocol.folder import read_json, read_record
+from selfadapt.protocol.folder import read_record
 from selfadapt.protocol.results import read_results
 from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
 from selfadapt.report.material import Exhibit, Material, Section
 from selfadapt.report.sections import SECTIONS
+from selfadapt.runs.store import read_json
 
 SHOWN = {"file", "domain", "image", "kind", "method", "change"}
 FORMATS: dict[str, Callable[[Grid], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
@@ -34,8 +35,7 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
     run, folder = Path(run), Path(folder)
     page = folder / "report.html"
     if (folder / "record.json").exists():
-        raise ValueError(f"{folder} holds an evaluation, whose tables would be replaced; give "
-                         "another folder")  # fmt: skip
+        raise ValueError(f"{folder} holds an evaluation or another run; give another folder")
     begun = any(folder.glob(".report.*.part"))  # by a process that was killed
     for present in (page, *(() if begun else (folder / "tables", folder / "figures"))):
         if present.exists() and not overwrite:
@@ -65,7 +65,7 @@ def _replace_report(folder: Path, files: Mapping[str, bytes]) -> None:
     aside = folder / f".report.{os.getpid()}.part"
     try:
         for name, content in files.items():
-            make_folder((aside / name).parent)
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
             with (aside / name).open("wb") as file:
                 file.write(content)
                 os.fsync(file.fileno())

@@ -1,6 +1,7 @@
-"""The folder of a run: its state, good to go on from, its checkpoints and what is written of it.
+"""The folder of a training: its state, good to go on from, its checkpoints and what else is there.
 
-state.safetensors       the last saved state; remove it and the run cannot go on
+record.json             what is trained: the recipe, and fingerprints of the images
+state.safetensors       the last saved state; remove it and the run starts anew
 epoch_012.safetensors   networks that are the best for some alpha
 best.safetensors        the best of all, at the end
 last.safetensors        the last, at the end
@@ -8,35 +9,28 @@ recipe.json, log.csv, validation.csv, summary.json, curve.png
 """
 
 import json
-import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from zlib import crc32
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from selfadapt.files import hold, lock, make_folder, release, written_whole
+from selfadapt.files import written_whole
 from selfadapt.models.checkpoint import packed
-from selfadapt.recipes import differences
+from selfadapt.runs import RunStore
 from selfadapt.train.average import WeightAverage
 
-FORMAT = "selfadapt training state 2"
-WRITTEN = (
-    "state.safetensors", "epoch_[0-9]*.safetensors", "best.safetensors", "last.safetensors",
-    "recipe.json", "log.csv", "validation.csv", "summary.json", "curve.png", "tensorboard/events.*",
-)  # fmt: skip
+FORMAT = "selfadapt training state 3"
 
 
 @dataclass
 class State:
     """How far a run has come."""
 
-    recipe: dict[str, Any]
-    """What decides its result: the recipe, and a fingerprint of the images."""
     step: int = 0
     """Steps that are done."""
     best: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -49,59 +43,31 @@ class State:
     """Losses of the last steps, not yet in the log."""
 
 
-class RunFolder:
-    """Where a run is written. Every file is whole or not there."""
+class RunFolder(RunStore):
+    """Where a training is written."""
+
+    NAME: ClassVar[str] = "a training run"
+    FORMAT: ClassVar[str] = "selfadapt training 1"
+    OUTPUTS: ClassVar[tuple[str, ...]] = (
+        "state.safetensors", "epoch_[0-9]*.safetensors", "best.safetensors", "last.safetensors",
+        "recipe.json", "log.csv", "validation.csv", "summary.json", "curve.png",
+        "tensorboard/events.*",
+    )  # fmt: skip
 
     def __init__(self, path: Path) -> None:
-        if path.exists() and not path.is_dir():
-            raise NotADirectoryError(f"a run needs a folder, but {path} is a file")
-        self.path = path
+        super().__init__(path)
         self._state = path / "state.safetensors"
-        self._hold: int | None = None
 
-    def find(self, recipe: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]] | None:
-        """Return the state of the run that is here, with its tensors, if there is one."""
-        if not self._state.exists():
-            if self.path.is_dir() and any(p.name[0] != "." for p in self.path.iterdir()):
-                raise FileExistsError(
-                    f"{self.path} holds other files and no training run; give an empty or new "
-                    "folder, or use --overwrite"
-                )
+    def find(
+        self, identity: Mapping[str, Any], *, overwrite: bool = False
+    ) -> tuple[State, dict[str, Tensor]] | None:
+        """Return the state of the run to go on with, and its tensors, if there is one."""
+        if not self.check(identity, overwrite=overwrite) or not self._state.exists():
             return None
         state, tensors = read_state(self._state)
-        if changed := differences(state.recipe, recipe):
-            raise ValueError(
-                f"{self.path} holds a run of another recipe ({'; '.join(changed[:5])}); give "
-                "another folder, or use --overwrite to start anew"
-            )
         for epoch in state.checksums:
             self.intact_checkpoint(int(epoch), state)
         return state, tensors
-
-    def prepare(self, *, overwrite: bool) -> None:
-        """Make the folder, and remove what a killed run left half written, or all of a run.
-
-        From here on no other process can train in it, until ``close``.
-        """
-        make_folder(self.path)
-        folder = os.open(self.path, os.O_RDONLY)
-        if not lock(folder):
-            os.close(folder)
-            raise ValueError(
-                f"another process is training in {self.path}; wait for it, or give another folder"
-            )
-        hold(folder)
-        self._hold = folder
-        patterns = [f".{name}.*.part" for name in WRITTEN]
-        for pattern in (*patterns, *(WRITTEN if overwrite else ())):
-            for path in self.path.glob(pattern):
-                path.unlink()
-
-    def close(self) -> None:
-        """Let other processes train here."""
-        if self._hold is not None:
-            release(self._hold)
-            self._hold = None
 
     def save(
         self,
@@ -153,11 +119,6 @@ class RunFolder:
             if path not in kept:
                 path.unlink()
 
-    def write_json(self, name: str, content: object) -> None:
-        """Write a text file."""
-        with written_whole(self.path / name) as aside:
-            aside.write_text(json.dumps(content, indent=1) + "\n")
-
 
 def read_state(path: Path) -> tuple[State, dict[str, Tensor]]:
     """Read a state and its tensors."""
@@ -180,7 +141,7 @@ def read_state(path: Path) -> tuple[State, dict[str, Tensor]]:
             f"{path} is not as it was written: its checksum differs; restore it, or use "
             "--overwrite to start anew"
         )
-    return State(**{key: json.loads(metadata[key]) for key in vars(State({}))}), tensors
+    return State(**{key: json.loads(metadata[key]) for key in vars(State())}), tensors
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

@@ -7,7 +7,6 @@ them, and save all it takes to go on from here.
 
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ def train(config: TrainConfig, folder: str | Path, *, overwrite: bool = False) -
     devices = [fabric.device] if fabric.device.type == "cuda" else []
     for one, place in config.runs(Path(folder)):
         with (
-            closing(RunFolder(place)) as where,
+            RunFolder(place) as where,
             torch.random.fork_rng(devices=devices),
             lost_processes(fabric.world_size),
         ):
@@ -82,7 +81,8 @@ class Run:
         self.num_steps = config.epochs * self.order.steps_per_epoch
         self.workers = num_workers(config.machine.workers, fabric.world_size)
         images = [fingerprint(domain) for domain in (source, validation) if domain is not None]
-        self.state = State({**config.identity(), "images": images})
+        self.identity = {**config.identity(), "images": images}
+        self.state = State()
         self.speed: Speed | None = None
         self.losses: list[Tensor] = []
         self.said = ""
@@ -94,7 +94,7 @@ class Run:
 
     def start(self, *, overwrite: bool) -> None:
         """Build the network, and take up the state of the folder if there is one."""
-        found = None if overwrite else self.folder.find(self.state.recipe)
+        found = self.folder.find(self.identity, overwrite=overwrite)
         self.trainer = Trainer(self.config, self.fabric, fresh=found is not None)
         if found is not None:
             self.state, tensors = found
@@ -103,11 +103,11 @@ class Run:
             self.losses = list(torch.tensor(self.state.losses, device=self.fabric.device))
         self.fabric.barrier()  # all have read the folder before one writes to it
         if self.fabric.is_global_zero:
-            self.folder.prepare(overwrite=overwrite)
+            self.folder.open(self.identity, overwrite=overwrite)
             if found is None:
                 self._save_state()
             self.folder.keep(self._best_epochs())
-            self.folder.write_json("recipe.json", asdict(self.config))
+            self.folder.write_json(self.folder.path / "recipe.json", asdict(self.config))
             self.log = Log(self.folder.path, self.state.step, self.epoch)
         self._say_start()
 
@@ -260,7 +260,7 @@ class Run:
             with written_whole(best) as aside:
                 shutil.copyfile(source, aside)
             if not (folder / "summary.json").exists():  # a finished run that is started again
-                self.folder.write_json("summary.json", self._summary(chosen))
+                self.folder.write_json(folder / "summary.json", self._summary(chosen))
             try:
                 draw_curves(folder)
             except ModuleNotFoundError as error:
