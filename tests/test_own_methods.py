@@ -69,6 +69,34 @@ def test_a_method_of_ones_own_runs_with_trust_alone(
     assert "mine has no method 'Nothing'" in capsys.readouterr().err
 
 
+RECIPE = """
+networks: {streets: {place: streets}}
+classes: streets-9
+validation: {dataset: streets, split: dusk, limit: 1, scale: 0.25}
+targets: [{dataset: streets, split: haze, limit: 1, scale: 0.25}]
+pictures: 0
+methods:
+  - {method: source}
+  - {method: "mine:Mirrored", label: mirrored, tune: {share: [0.25, 0.5]}, sweep: {alpha: [0, 0.3]}}
+"""
+
+
+def test_a_report_needs_no_code_of_the_methods(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "recipe.yaml").write_text(RECIPE)
+    assert run_cli("evaluate", "recipe.yaml", "-o", "run") == 2
+    assert "mine:Mirrored is code of your own that would be run" in capsys.readouterr().err
+    assert run_cli("evaluate", "recipe.yaml", "-o", "run", "--trust") == 0
+    record = json.loads((place / "run" / "record.json").read_text())
+    (defaults,) = (m["defaults"] for m in record["recipe"]["methods"] if m["defaults"])
+    assert (defaults["share"], defaults["alpha"]) == (0.5, 0.1)
+    (place / "mine.py").unlink()
+    del METHODS["mine:Mirrored"], sys.modules["mine"]
+    assert run_cli("report", "run", "-o", "report") == 0
+    assert "mirrored" in (place / "report" / "report.html").read_text()
+
+
 def test_settings_are_inherited_through_keywords(place: Path) -> None:
     for name in ("mine:Mirrored", "mine:Quick"):
         load_method(name)

@@ -43,7 +43,9 @@ def _evaluate_arguments(parser: ArgumentParser) -> None:
         help="Try images again that could not be segmented, or were other files then.",
     )
     parser.add_argument(
-        "--trust", action="store_true", help="Run code of your own: networks at MODULE:FUNCTION."
+        "--trust",
+        action="store_true",
+        help="Run code of your own: networks at MODULE:FUNCTION, methods at MODULE:CLASS.",
     )
     parser.add_argument(
         "--shard",

@@ -60,6 +60,7 @@ from selfadapt.protocol.trials import (
     open_network,
     sweeps_of,
     trial_of,
+    with_own_methods,
 )
 from selfadapt.protocol.tune import Choice, choose, num_candidates
 from selfadapt.result import Result
@@ -94,7 +95,8 @@ def evaluate(
         overwrite: Start anew, in the place of a run that is there.
         retry: Try images again that could not be segmented, or were other files then.
         only_tune: Choose settings on the validation domain, and do not touch a target.
-        trust: Run the functions of networks at ``MODULE:FUNCTION``.
+        trust: Run code of the user's own: networks at ``MODULE:FUNCTION``, methods at
+            ``MODULE:CLASS``.
         shard: The share of the images to do here. Tables are there when all shares are done.
         say: Takes a line on what it will take, before the first image.
 
@@ -106,6 +108,7 @@ def evaluate(
             "an evaluation is not shared by torchrun; start processes with --shard i/n"
         )
     device = find_device(config.device)
+    config = with_own_methods(config, trust)
     check_training(config)
     domains = open_domains(config)
     models: dict[str, Any] = {

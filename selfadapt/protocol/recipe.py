@@ -14,7 +14,7 @@ from selfadapt.checks import check_given, check_number
 from selfadapt.data import DATASETS, DataConfig
 from selfadapt.data.domains import overlap, same_folder
 from selfadapt.labels import ClassSpace, class_space
-from selfadapt.methods import check_method
+from selfadapt.methods import check_method, is_own_method
 from selfadapt.names import nearest
 
 
@@ -61,7 +61,7 @@ class MethodConfig:
     """A row of the tables: a method, what is fixed, what is tuned and what is swept."""
 
     method: str
-    """A name of ``selfadapt methods``."""
+    """A name of ``selfadapt methods``; or a class of your own, MODULE:CLASS, with --trust."""
     label: str | None = None
     """What tables call it; null: the method's name."""
     network: str | list[str] | None = None
@@ -78,6 +78,9 @@ class MethodConfig:
     """Arithmetic of the network; below 32 bits by autocast, as in mixed-precision training."""
     sweep: dict[str, list[Any]] = field(default_factory=dict)
     """Settings to show with each of these values, one at a time; nothing is chosen by them."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Of a method of your own: the defaults of its settings. An evaluation fills them in, so that
+    its report needs no code of the method."""
 
     @property
     def name(self) -> str:
@@ -86,7 +89,8 @@ class MethodConfig:
 
     def __post_init__(self) -> None:
         check_given(self)
-        check_method(self.method, {**self.settings, **self.tune, **self.sweep})
+        if not is_own_method(self.method):  # else its code is not imported yet
+            self.check_settings()
         if twice := sorted(set(self.settings) & set(self.tune)):
             raise ValueError(f"{self.name}: {twice[0]} is fixed and tuned; give one of the two")
         for kind, values in (*self.tune.items(), *self.sweep.items()):
@@ -100,6 +104,10 @@ class MethodConfig:
                 f"{self.name}: with budget_ms the clock says how many steps are taken, so that no "
                 "two evaluations are the same; give steps"
             )
+
+    def check_settings(self) -> None:
+        """Raise ValueError unless there is such a method and it has these settings."""
+        check_method(self.method, {**self.settings, **self.tune, **self.sweep})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,14 @@ from torch import nn
 
 from selfadapt.data import DataConfig
 from selfadapt.engine import Fast
-from selfadapt.methods import Segments, create_method, settings_of
+from selfadapt.methods import (
+    METHODS,
+    Segments,
+    create_method,
+    is_own_method,
+    load_method,
+    settings_of,
+)
 from selfadapt.models.create import create_model, open_model
 from selfadapt.protocol.recipe import (
     EvaluateConfig,
@@ -36,6 +43,8 @@ class Trial:
     networks: tuple[str, ...]
     settings: dict[str, Any]
     precision: str = "fp32"
+    defaults: dict[str, Any] = field(default_factory=dict, compare=False)
+    """What the settings are where nothing is said."""
 
     @cached_property
     def key(self) -> str:
@@ -61,8 +70,7 @@ class Trial:
 
     def shown(self) -> str:
         """Return in words which settings differ from those the method has by itself."""
-        own = {name: setting.default for name, setting in settings_of(self.method).items()}
-        given = {k: v for k, v in self.settings.items() if plain(v) != plain(own.get(k))}
+        given = {k: v for k, v in self.settings.items() if plain(v) != plain(self.defaults.get(k))}
         if self.precision != "fp32":
             given["precision"] = self.precision
         return ", ".join(f"{name}={value}" for name, value in given.items())
@@ -70,14 +78,29 @@ class Trial:
 
 def trial_of(config: EvaluateConfig, method: MethodConfig, **settings: Any) -> Trial:
     """Return the trial of a method with what is fixed in the recipe and these settings."""
-    known = {
-        name: setting.default
-        for name, setting in settings_of(method.method).items()
-        if name not in HIDDEN
-    }
+    defaults = method.defaults or defaults_of(method.method)
     networks = tuple(config.networks_of(method))
-    chosen = {**known, **method.settings, **settings}
-    return Trial(method.method, networks, chosen, method.precision)
+    chosen = {**defaults, **method.settings, **settings}
+    return Trial(method.method, networks, chosen, method.precision, defaults)
+
+
+def defaults_of(method: str) -> dict[str, Any]:
+    """Return the defaults of a method's settings that decide a prediction."""
+    settings = settings_of(method).items()
+    return {name: setting.default for name, setting in settings if name not in HIDDEN}
+
+
+def with_own_methods(config: EvaluateConfig, trust: bool) -> EvaluateConfig:
+    """Return a recipe with the defaults of methods of the user's own; their code is imported."""
+    methods = []
+    for method in config.methods:
+        if is_own_method(method.method):
+            if trust and method.method not in METHODS:
+                load_method(method.method)
+            method.check_settings()
+            method = replace(method, defaults=plain(defaults_of(method.method)))
+        methods.append(method)
+    return replace(config, methods=methods)
 
 
 def sweeps_of(
