@@ -41,6 +41,6 @@ def shortened(value: object, length: int = 80) -> str:
 
 def check_given(config: Any) -> None:
     """Raise ValueError where a setting of a dataclass is null that may not be."""
-    for one in fields(config):
-        if getattr(config, one.name) is None and one.default is not None:
-            raise ValueError(f"{one.name} must have a value, got null; or leave it out")
+    for field in fields(config):
+        if getattr(config, field.name) is None and field.default is not None:
+            raise ValueError(f"{field.name} must have a value, got null; or leave it out")

@@ -119,12 +119,12 @@ def is_own_method(name: str) -> bool:
 
 def check_method(name: str, settings: Iterable[str]) -> None:
     """Raise ValueError unless there is such a method and it has these settings."""
-    known = settings_of(name)
+    parameters = settings_of(name)
     for setting in settings:
-        if setting not in known:
+        if setting not in parameters:
             raise ValueError(
-                f"the method {name!r} has no setting {setting!r};{nearest(str(setting), known)} "
-                f"it has {', '.join(known)}"
+                f"the method {name!r} has no setting {setting!r};{nearest(str(setting), parameters)} "
+                f"it has {', '.join(parameters)}"
             )
 
 

@@ -122,14 +122,14 @@ def _counts(sums: np.ndarray, num: int, cells: Cells) -> Counts:
     bins = np.stack([both.sum(axis=2), both[..., 1], trust.reshape(num + 1, BINS)[:num]])
     tens = bins.reshape(3, num, 10, -1).sum(axis=3)
     gaps = np.abs(tens[1] * UNIT - tens[2]).sum(axis=1)
-    found = confusion.reshape(num + 1, num)[:num], bins.sum(axis=1), gaps
-    return Counts(*map(torch.from_numpy, found))
+    counts = confusion.reshape(num + 1, num)[:num], bins.sum(axis=1), gaps
+    return Counts(*map(torch.from_numpy, counts))
 
 
 def _sum_pixels(label: Tensor, probs: Tensor, cells: Cells) -> Tensor:
-    num, known = len(probs), label != IGNORE
-    confidence, predicted = (found[known] for found in probs.max(dim=0))
-    true = label[known].long()
+    num, is_labelled = len(probs), label != IGNORE
+    confidence, predicted = (values[is_labelled] for values in probs.max(dim=0))
+    true = label[is_labelled].long()
     wrong = (true < 0) | (true >= num) | confidence.isnan()
     true, confidence = true.masked_fill(wrong, num), confidence.double().nan_to_num()
     place = true * BINS + (confidence * BINS).long().clamp_(0, BINS - 1)

@@ -25,12 +25,12 @@ def matches(name: str, pattern: str) -> bool:
     return any(fnmatchcase(name, form) for form in forms)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `` did you mean 'x'?`` for the known word closest to ``word``, or nothing.
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """Return `` did you mean 'x'?`` for the choice closest to ``word``, or nothing.
 
     Example:
         >>> nearest("offical", ["paper", "official"])
         " did you mean 'official'?"
     """
-    close = get_close_matches(word, list(known), n=1)
+    close = get_close_matches(word, list(choices), n=1)
     return f" did you mean '{close[0]}'?" if close else ""

@@ -275,13 +275,13 @@ def find_san(model: nn.Module, alpha: Alpha) -> SaNReport:
         elif "Norm" in kind and next(module.children(), None) is None:
             report.left[name] = f"{kind} is not BatchNorm"
     if isinstance(alpha, Mapping):
-        known = [*report.converted, *report.left]
+        layers = [*report.converted, *report.left]
         for pattern in alpha:
-            if not any(matches(name, pattern) for name in known):
-                guess = nearest(pattern, {part for name in known for part in name.split(".")})
+            if not any(matches(name, pattern) for name in layers):
+                guess = nearest(pattern, {part for name in layers for part in name.split(".")})
                 raise ValueError(
                     f"alpha names no normalisation layer with {pattern!r};{guess} "
-                    f"the layers are {_shortened(known)}"
+                    f"the layers are {_shortened(layers)}"
                 )
     return report
 

@@ -24,22 +24,22 @@ def as_tuple(numbers: Any) -> Any:
 
 
 def with_preset(
-    preset: str | None, given: dict[str, Any], own: Mapping[str, inspect.Parameter]
+    preset: str | None, given: dict[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> dict[str, Any]:
     """Return settings, with those of a preset in the place of what a method has by itself.
 
     Args:
         preset: Its name; None: no preset.
         given: The settings a preset may set, as they were given.
-        own: The method's parameters.
+        parameters: The method's parameters.
     """
     if preset is None:
         return given
     if not isinstance(preset, str) or preset not in PRESETS:
-        guess, known = nearest(str(preset), PRESETS), ", ".join(PRESETS)
-        raise ValueError(f"unknown preset {preset!r};{guess} known: {known}")
+        guess = nearest(str(preset), PRESETS)
+        raise ValueError(f"unknown preset {preset!r};{guess} known: {', '.join(PRESETS)}")
     for name, value in PRESETS[preset].items():
-        if given[name] not in (own[name].default, value):
+        if given[name] not in (parameters[name].default, value):
             raise ValueError(
                 f"the preset {preset!r} sets {name} to {value!r}, got {given[name]!r}; leave out "
                 "one of the two"
@@ -64,7 +64,7 @@ class Pace:
     def __init__(self, budget_ms: float) -> None:
         check_number("budget_ms", budget_ms, 0)
         self.seconds = budget_ms / 1000
-        self._known: dict[int, tuple[float, float]] = {}  # by pixels: a step, and all the rest
+        self._times: dict[int, tuple[float, float]] = {}  # by pixels: a step, and all the rest
 
     def steps(self, most: int, pixels: int, measure: Callable[[int], float]) -> int:
         """Return how many of ``most`` steps there is time for.
@@ -76,11 +76,11 @@ class Pace:
         """
         if not most:
             return 0
-        near = min(self._known, key=lambda known: abs(known - pixels), default=0)
+        near = min(self._times, key=lambda size: abs(size - pixels), default=0)
         if not near / NEAR <= pixels <= near * NEAR:
-            one, two = measure(1), measure(2)
-            step = max(two - one, one / 100)
-            near, self._known[pixels] = pixels, (step, max(one - step, 0.0))
-        step, rest = (seconds * pixels / near for seconds in self._known[near])
+            first, second = measure(1), measure(2)
+            step = max(second - first, first / 100)
+            near, self._times[pixels] = pixels, (step, max(first - step, 0.0))
+        step, rest = (seconds * pixels / near for seconds in self._times[near])
         fitting = (self.seconds - rest) / step + 1e-6
         return most if fitting >= most else max(0, int(fitting))

@@ -109,8 +109,9 @@ def undo_together(views: Sequence[View], probs: Iterable[Tensor], size: Size) ->
     """
     ways = {type(view).undo for view in views}
     if len(ways) > 1 or not ways <= {View.undo, OfficialView.undo}:
-        return (view.undo(one, size) for view, one in zip(views, probs, strict=True))
-    upright = [one.flip(-1) if view.flip else one for view, one in zip(views, probs, strict=True)]
+        return (view.undo(part, size) for view, part in zip(views, probs, strict=True))
+    pairs = zip(views, probs, strict=True)
+    upright = [part.flip(-1) if view.flip else part for view, part in pairs]
     total = upright[0] if len(upright) == 1 else torch.stack(upright).sum(dim=0)
     return [replace(views[0], flip=False).undo(total, size)]
 

@@ -160,21 +160,21 @@ class Reuse(TorchFunctionMode):
 
     def _constant(self, tensors: Iterable[Tensor]) -> bool:
         return all(
-            (found := self._known.get(id(tensor))) is not None and _version(tensor) == found[1]
+            (entry := self._known.get(id(tensor))) is not None and _version(tensor) == entry[1]
             for tensor in tensors
         )
 
     def _learn(self, tensors: Iterable[Tensor]) -> None:
         self._known |= {id(tensor): (tensor, _version(tensor)) for tensor in tensors}
 
-    def _use(self, what: Any, things: Iterable[Any]) -> None:
+    def _use(self, what: Any, values: Iterable[Any]) -> None:
         """Remember which constants something was made of; a module's own functions will tell."""
         if not isinstance(what, nn.Module):
-            self._used.update(id(thing) for thing in things if id(thing) in self._known)
+            self._used.update(id(value) for value in values if id(value) in self._known)
 
     def _keeps_state(self, buffers: Iterable[tuple[Tensor, int]], updates: Iterable[Any]) -> bool:
         """Return True if a module has changed its buffers, so that its next result differs."""
-        drifting = {id(tensor) for one in updates for tensor in one[:2]}
+        drifting = {id(tensor) for update in updates for tensor in update[:2]}
         changed = [tensor for tensor, version in buffers if _version(tensor) != version]
         return any(id(tensor) not in drifting for tensor in changed)
 
@@ -221,12 +221,12 @@ def _same(now: tuple[list[Any], Any], before: list[Any]) -> bool:
 
 def _attributes(what: Any) -> list[Any]:
     """Return all that a module and its parts have on themselves, content of lists and dicts too."""
-    found: list[Any] = []
+    attributes: list[Any] = []
     for part in what.modules() if isinstance(what, nn.Module) else ():
         for name, value in part.__dict__.items():
             if name not in PASSED:
-                found += (name, *_contents(value))
-    return found
+                attributes += (name, *_contents(value))
+    return attributes
 
 
 def _all_same(before: list[Any], now: list[Any]) -> bool:
