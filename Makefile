@@ -1,4 +1,5 @@
 # make demo   set up, compare methods on streets a network was not trained for, write a page
+# make check  set up, lint, type-check, the quick tests: two minutes
 # make test   set up, lint, type-check, all tests
 # make docs   set up, build the pages of docs/ into site/
 # make fix    format and repair what can be repaired
@@ -6,7 +7,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: all demo test browser docs fix lint clean
+.PHONY: all demo check test browser docs fix lint clean
 
 all: test
 
@@ -19,6 +20,9 @@ all: test
 
 demo: .venv/done
 	$(BIN)/selfadapt demo -o demo --overwrite
+
+check: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
 
 test: lint browser
 	$(BIN)/python -m pytest -n 2

@@ -123,8 +123,8 @@ def check_method(name: str, settings: Iterable[str]) -> None:
     for setting in settings:
         if setting not in parameters:
             raise ValueError(
-                f"the method {name!r} has no setting {setting!r};{nearest(str(setting), parameters)} "
-                f"it has {', '.join(parameters)}"
+                f"the method {name!r} has no setting {setting!r};"
+                f"{nearest(str(setting), parameters)} it has {', '.join(parameters)}"
             )
 
 
