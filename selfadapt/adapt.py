@@ -39,7 +39,7 @@ LR = {"paper": 0.02, "official": 0.05}
 """Learning rate of each mode, chosen on the validation domain."""
 STEP_LENGTH = 0.05
 """Learning rate of steps of fixed length, on networks of very different make."""
-NO_PIXEL = "no pixel is sure enough for a pseudo-label: this is a prediction without adaptation"
+NO_PIXEL = "no pixel is sure enough for a pseudo-label: nothing was learned from this image"
 
 
 class SelfAdapt(Method):
@@ -133,18 +133,13 @@ class SelfAdapt(Method):
         self.views = self._choose_views(settings["scales"], views)
         self._note_gray()
         self._final_views = self._choose_views(self.final_scales) if self.final_scales else ()
-        self._num_steps, self._pace = self.steps, pace
+        self._pace = pace
+        self._num_steps: int | None = None  # that fit into the budget on a GPU
         if pace is not None and self.engine.device.type != "cuda":
             self.estimate(1, 1)  # measures, before the clock of an image runs
 
     def compute(self, network: Network, image: Tensor) -> Computed:
         """Adapt the network to its pseudo-label of the image, and predict."""
-        return self._adapt(network, image, self._num_steps)
-
-    def _adapt(
-        self, network: Network, image: Tensor, num_steps: int, deadline: float = inf
-    ) -> Computed:
-        """Adapt the network and predict; no step begins after the deadline."""
         small = image if self.step_scale == 1 else View(self.step_scale).make(image)
         fused = network.mean_probs(image, self.views, size_of(small))  # Eq. 1
         ignore = ignore_label(len(fused))
@@ -153,8 +148,8 @@ class SelfAdapt(Method):
         loss, rule = self._loss_for(target, is_empty), find_step_rule(self.step)
         losses = []
         with self._loop_statistics(network):
-            for _ in range(num_steps):
-                if deadline < inf and time.perf_counter() > deadline:
+            for _ in range(self.steps if self._num_steps is None else self._num_steps):
+                if network.deadline < inf and time.perf_counter() > network.deadline:
                     break
                 losses.append(network.step(small, loss, self.lr, rule))
         logits = network.logits(image)
@@ -179,9 +174,23 @@ class SelfAdapt(Method):
         return lambda logits: loss(torch.where(is_empty, logits.detach(), logits), target[None])
 
     def _steps_note(self, num_steps: int) -> tuple[str, ...]:
-        if num_steps == self.steps:
+        if self._pace is None or num_steps == self.steps:
             return ()
         return (f"{num_steps} of {self.steps} steps fit into {self.budget_ms:g} ms",)
+
+    def topics(self) -> dict[str, str]:
+        """Return what ``explain`` says of this method beside what it says of all, by topic."""
+        loss, rule = find_loss(self.loss), find_step_rule(self.step)
+        cost = "on scores at full size"
+        if self.engine.plan().runs("kernels"):
+            is_known = isinstance(loss, CrossEntropy)
+            cost = (
+                "computed before scores are upsampled"
+                if is_known
+                else ("on scores at full size: no kernel knows it, which costs time and memory")
+            )
+        name = self.loss if isinstance(self.loss, str) else repr(loss)
+        return {"loss": f"{name}, {cost}", "step": getattr(rule, "__name__", repr(rule))}
 
     def work(self) -> tuple[float, float]:
         """Return how many forward passes and steps an image takes, beside the one to compare."""
@@ -207,8 +216,8 @@ class SelfAdapt(Method):
         left = deadline - time.perf_counter()
         if left >= self._area(self.views) * plain + last:
             network = self._network()
-            computed = self._adapt(network, image, self.steps, deadline - last - step)
-            return replace(computed, source_logits=source)
+            network.deadline = deadline - last - step
+            return replace(self.compute(network, image), source_logits=source)
         kind = "with SaN"
         if source is not None and left < 0:
             logits, kind = source, "of the network as trained"
@@ -220,7 +229,9 @@ class SelfAdapt(Method):
     def _computed(self, image: Tensor, size: Size) -> Computed:
         if self._pace is not None and image.is_cuda:
             measure = partial(self._seconds, image, size)
-            on_step, self.on_step = self.on_step, None  # measuring takes steps as well
+            on_step = self.on_step
+            if on_step is not None:  # the steps of measuring are nobody's business, but as slow
+                self.on_step = lambda number, loss: None
             try:
                 self._num_steps = self._pace.steps(self.steps, image[0].numel(), measure)
             finally:

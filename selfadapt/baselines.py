@@ -262,4 +262,6 @@ def _averaged(mean: Result, num: int, other: Result) -> Result:
         source_probs=average(mean.source_probs, other.source_probs),
         fused_probs=average(mean.fused_probs, other.fused_probs),
         notes=tuple(dict.fromkeys(mean.notes + other.notes)),
+        image=mean.image,
+        classes=mean.classes,
     )

@@ -10,12 +10,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from selfadapt.views import Size, size_of
 
-DIVERGED = "the loss became infinite, lr may be too high"
+DIVERGED = "the loss is not finite, lr may be too high"
 VIEWS_NOT_FINITE = "the views' predictions are not finite"
 NOT_FINITE = "the prediction is not finite"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Computed:
     """What a method computes for an image; either ``logits`` or ``probs`` is the prediction.
 
@@ -45,6 +45,14 @@ class Computed:
     def __post_init__(self) -> None:
         if (self.logits is None) == (self.probs is None):
             raise ValueError("either logits or probs must be given")
+        shape = self.logits.shape if self.logits is not None else (1, *self.probs.shape)  # type: ignore[union-attr]
+        if len(shape) != 4 or shape[0] != 1:
+            raise ValueError(
+                "logits must be (1, C, H, W) and probs (C, H, W), got "
+                f"{tuple(self.probs.shape if self.logits is None else self.logits.shape)}"  # type: ignore[union-attr]
+            )
+        if not all(isinstance(loss, Tensor) for loss in self.losses):
+            raise ValueError("losses must be tensors, which are not waited for")
 
     def finish(self, size: Size, *, copy: bool) -> "Computed":
         """Return the same, with probabilities in the place of scores of the result's size.

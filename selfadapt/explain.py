@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from selfadapt.losses import CrossEntropy, find_loss
-from selfadapt.steps import find_step_rule
-
 if TYPE_CHECKING:
     from selfadapt.method import Method
 
 SHORTCUTS = {
     "reuse": "frozen layers run once for all steps",
+    "san_batchnorm": "SaN by PyTorch's own BatchNorm kernels",
     "precision": "16-bit numbers",
     "channels_last": "channels of a pixel together in memory",
     "kernels": "normalisation, sums and ReLU in one pass; the loss before upsampling",
@@ -63,13 +61,13 @@ def explain(method: Method) -> Explanation:
         tuned = sum(sizes[name] for name in method.selection.names)
         share = f"{tuned / 1e6:.2f} of {sum(sizes.values()) / 1e6:.2f} million weights"
         topics["adapts"] = f"{share}; {method.selection.reason}"
-    topics["SaN"] = str(method.san)
+    mixes = any(method.san.converted.values()) or not method.san.converted
+    topics["SaN"] = str(method.san) if mixes else "alpha 0: the statistics of training alone"
     if views := getattr(method, "views", None):
         topics["views"] = ", ".join(map(str, views))
-    is_assumed = any("normalised" in note for note in method.notes)
     topics["input"] = (
         f"{interface.channels} channels{' (BGR)' if interface.bgr else ''}, mean {interface.mean}, "
-        f"std {interface.std}{' (assumed)' if is_assumed else ''}"
+        f"std {interface.std}{' (assumed)' if method.is_normalisation_assumed else ''}"
     )
     if interface.size is not None:
         size = f"resized to {interface.size[1]}x{interface.size[0]}, the only size it takes"
@@ -78,26 +76,23 @@ def explain(method: Method) -> Explanation:
     else:
         size = "any size"
     topics["sizes"] = f"{size}; more than {method.max_pixels} pixels are scaled down"
-    if hasattr(method, "loss"):
-        topics["loss"] = _explain_loss(method, plan.runs("kernels"))
-        rule = find_step_rule(method.step)  # type: ignore[attr-defined]
-        topics["step"] = getattr(rule, "__name__", repr(rule))
-    half = {torch.float16: "fp16", torch.bfloat16: "bf16", None: "the network's own numbers"}
-    topics["computes in"] = f"{half[plan.predict]} to predict, {half[plan.adapt]} in steps"
+    topics |= method.topics()
+    names = {torch.float16: "fp16", torch.bfloat16: "bf16", None: _own_precision(device)}
+    topics["computes in"] = f"{names[plan.predict]} to predict, {names[plan.adapt]} in steps"
     if method.engine.notes:
         topics["gave up"] = "; ".join(method.engine.notes)
-    shortcuts = {name: plan.reasons.get(name, "") for name in SHORTCUTS}
+    shortcuts = {
+        name: method.engine.gave_up.get(name, plan.reasons.get(name, "")) for name in SHORTCUTS
+    }
     if method.selection is None:
         shortcuts["reuse"] = "there are no steps"
     title = f"{type(method).__name__} with {type(model).__name__} on {device}"
     return Explanation(title, topics, shortcuts)
 
 
-def _explain_loss(method: Method, has_kernels: bool) -> str:
-    loss = find_loss(method.loss)  # type: ignore[attr-defined]
-    name = method.loss if isinstance(method.loss, str) else repr(loss)  # type: ignore[attr-defined]
-    if not has_kernels:
-        return f"{name}, on scores at full size"
-    if isinstance(loss, CrossEntropy):
-        return f"{name}, computed before scores are upsampled"
-    return f"{name}, on scores at full size: no kernel knows it, which costs time and memory"
+def _own_precision(device: torch.device) -> str:
+    if device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type):
+        return f"{torch.get_autocast_dtype(device.type)} (the caller's autocast)".removeprefix(
+            "torch."
+        )
+    return "fp32"

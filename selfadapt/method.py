@@ -13,9 +13,10 @@ How the network is run, and how fast, is up to ``engine``.
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from numbers import Real
 from typing import Any, TypedDict
 
@@ -111,7 +112,9 @@ class Method(ABC):
         self._rates: Rates | None = None
         self.interface, is_random = self._detect(interface)
         self.engine = Engine(self.model, self.interface, shortcuts, is_random)
-        self.notes = self._model_notes(interface)
+        channels = self.interface.channels or 3
+        self.is_normalisation_assumed = not is_normalisation_said(self.model, interface, channels)
+        self.notes = self._model_notes()
 
     @abstractmethod
     def compute(self, network: Network, image: Tensor) -> Computed:
@@ -128,6 +131,10 @@ class Method(ABC):
     def work(self) -> tuple[float, float]:
         """Return how many forward passes and steps an image takes, beside the one to compare."""
         return 1.0, 0.0
+
+    def topics(self) -> dict[str, str]:
+        """Return what ``explain`` says of this method beside what it says of all, by topic."""
+        return {}
 
     @property
     def alpha(self) -> Alpha:
@@ -209,7 +216,8 @@ class Method(ABC):
         if self._rates is None:
             with torch.inference_mode(False), torch.no_grad(), seeded(0, self.engine.device):
                 noise = torch.rand(self.interface.channels or 3, *usual_size(self.interface, PIECE))
-                self._rates = measure(self._network, noise.to(self.engine.device))
+                make = partial(self.engine.network, self.san, self._tuned)
+                self._rates = measure(make, self._load(noise, normalized=False))
         fixed = self.interface.size
         pixels = min(height * width, self.max_pixels) if fixed is None else fixed[0] * fixed[1]
         passes, steps = self.work()
@@ -238,20 +246,23 @@ class Method(ABC):
             (self._network, "this is the prediction with SaN, without adaptation"),
             (self._source_network, "this is the prediction of the network as trained"),
         )
-        for make_network, note in fall_backs:
-            logits = make_network().logits(image)
-            if is_finite(logits):
+        for make, note in fall_backs:
+            plain = self.engine.run(partial(_predict, make), image, size, (note, self._variant()))
+            if is_finite(plain.logits, plain.probs):
                 return replace(
-                    computed, logits=logits, probs=None, fused=fused, pseudo_label=label,
-                    notes=(f"{trouble}: {note}",), warnings={},
+                    computed, logits=plain.logits, probs=plain.probs, fused=fused,
+                    pseudo_label=label, notes=(f"{trouble}: {note}",), warnings={},
                 )  # fmt: skip
             trouble += ", and SaN's prediction is not finite"
         raise ValueError("the network's own prediction for this image is not finite")
 
     def _compute_all(self, image: Tensor) -> Computed:
-        with seeded(0, image.device) if self.engine.is_random else nullcontext():
-            source = self._source_network().logits(image) if self.compare else None
-            return replace(self.compute(self._network(), image), source_logits=source)
+        source = self._source_network().logits(image) if self.compare else None
+        computed = self.compute(self._network(), image)
+        if not isinstance(computed, Computed):
+            name = f"{type(self).__name__}.compute"
+            raise TypeError(f"{name} must return a Computed, got {type(computed).__name__}")
+        return replace(computed, source_logits=source)
 
     def _result(self, computed: Computed, size: Size) -> Result:
         """Return what was computed as a result of the given size."""
@@ -290,12 +301,15 @@ class Method(ABC):
     def _variant(self) -> Hashable:
         """Return what a computation depends on beside the image: all settings of the method."""
         hidden = ("notes", "_rates", "engine", "model", "interface")
-        values = [value for name, value in vars(self).items() if name not in hidden]
-        return tuple(value if _is_hashable(value) else id(value) for value in values)
+        return tuple(_hashable(value) for name, value in vars(self).items() if name not in hidden)
+
+    @property
+    def _tuned(self) -> tuple[str, ...]:
+        return () if self.selection is None else self.selection.names
 
     def _network(self) -> Network:
         """Return a private copy of the network, with SaN, and weights to tune."""
-        return self.engine.network(self.san, () if self.selection is None else self.selection.names)
+        return self.engine.network(self.san, self._tuned, self.on_step)
 
     def _source_network(self) -> Network:
         """Return a private copy of the network as trained."""
@@ -359,11 +373,11 @@ class Method(ABC):
             return float(len(list(views)))
         return sum(min(1.0, view.scale**2) for view in views)
 
-    def _model_notes(self, given: Interface | None) -> tuple[str, ...]:
+    def _model_notes(self) -> tuple[str, ...]:
         notes = []
-        channels = self.interface.channels or 3
-        if not is_normalisation_said(self.model, given, channels):
-            assumed = "ImageNet's mean and std are" if channels == 3 else "no normalisation is"
+        if self.is_normalisation_assumed:
+            is_rgb = (self.interface.channels or 3) == 3
+            assumed = "ImageNet's mean and std are" if is_rgb else "no normalisation is"
             notes.append(
                 f"nothing says how this network's input is normalised, {assumed} assumed; say it "
                 "with interface=Interface(mean=..., std=...), here or as the network's attribute"
@@ -395,12 +409,36 @@ def _probs_at(logits: Tensor | None, probs: Tensor | None, size: Size) -> Tensor
     return ResizedMap(logits[0].clamp_min(LOWEST), size, scores=True)
 
 
-def _is_hashable(value: Any) -> bool:
+def _predict(make: Callable[[], Network], image: Tensor) -> Computed:
+    return Computed(logits=make().logits(image))
+
+
+class _ById:
+    """Stands in a key for an object that cannot be hashed, and keeps its address from others."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _hashable(value: Any) -> Hashable:
+    """Return something that equals its like for values of the same content."""
+    if isinstance(value, Mapping):
+        return type(value), tuple((key, _hashable(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(_hashable, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value), tuple(_hashable(getattr(value, f.name)) for f in fields(value))
     try:
         hash(value)
     except TypeError:
-        return False
-    return True
+        return _ById(value)
+    return value
 
 
 def _text(image: Tensor) -> str:

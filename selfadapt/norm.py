@@ -342,6 +342,8 @@ def convert(model: nn.Module, report: SaNReport) -> None:
     for name, alpha in report.converted.items():
         module = model.get_submodule(name)
         if not isinstance(module, SaN):
+            if not _has_source_statistics(module):
+                raise ValueError(f"{name} was a BatchNorm layer when this was prepared: do it anew")
             module.__class__ = _san_class(type(module))  # type: ignore[arg-type]
         module.__dict__["san_alpha"] = float(alpha)
 

@@ -128,7 +128,7 @@ class _MapField(Generic[T]):
         result.__dict__[self.name] = value
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Result:
     """A segmented image, and how it came about. All maps have the image's own size."""
 

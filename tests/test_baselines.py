@@ -665,3 +665,9 @@ def test_without_every_source_prediction_there_is_none(image: Tensor) -> None:
     result = Ensemble([seeded(TinyNet), broken])(image)
     assert result.source_probs is None
     assert "the source network's prediction is not finite" in result.notes
+
+
+def test_the_result_of_an_ensemble_knows_its_image(tiny: nn.Module, image: Tensor) -> None:
+    result = Ensemble([tiny, tiny])(image)
+    assert result.image is image
+    assert result.overlay().size == (image.shape[2], image.shape[1])

@@ -561,7 +561,7 @@ def test_steps_that_lead_astray_fall_back_to_san(
 ) -> None:
     model = fails_once_tuned()
     result = method(model, alpha=0.3, steps=steps, mode=mode)(image)
-    assert "infinite" in result.notes[-1] or "not finite" in result.notes[-1]
+    assert "not finite" in result.notes[-1]
     assert ": this is the prediction with SaN, without adaptation" in result.notes[-1]
     expected = reference_logits(image, weights_of(model), 0.3).softmax(dim=0)
     torch.testing.assert_close(result.probs, expected, **CLOSE)
@@ -571,7 +571,7 @@ def test_steps_that_lead_astray_fall_back_to_san(
 @pytest.mark.parametrize("mode", ["paper", "official"])
 def test_steps_that_explode_fall_back_to_san(tiny: nn.Module, image: Tensor, mode: Any) -> None:
     result = EntropyMin(tiny, lr=3e38, adapt=["*"], alpha=0.3, mode=mode)(image)
-    assert "infinite" in result.notes[-1] or "not finite" in result.notes[-1]
+    assert "not finite" in result.notes[-1]
     assert ": this is the prediction with SaN, without adaptation" in result.notes[-1]
     expected = reference_logits(image, weights_of(tiny), 0.3).softmax(dim=0)
     torch.testing.assert_close(result.probs, expected, **CLOSE)
@@ -580,7 +580,7 @@ def test_steps_that_explode_fall_back_to_san(tiny: nn.Module, image: Tensor, mod
 def test_a_view_that_fails_leaves_san_of_memo(image: Tensor) -> None:
     model = seeded(lambda: NaNWhere(lambda _, x: x.shape[-1] < 10))
     result = MEMO(model, alpha=0.3)(image)
-    assert "infinite" in result.notes[-1] or "not finite" in result.notes[-1]
+    assert "not finite" in result.notes[-1]
     assert ": this is the prediction with SaN, without adaptation" in result.notes[-1]
     expected = reference_logits(image, weights_of(model), 0.3).softmax(dim=0)
     torch.testing.assert_close(result.probs, expected, **CLOSE)

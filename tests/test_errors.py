@@ -222,7 +222,7 @@ IMAGES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "a batch": (
         lambda _: torch.rand(2, 3, 8, 8),
         ValueError,
-        r"must have the shape \(3, H, W\), got \(2, 3, 8, 8\); images are adapted to one at a",
+        r"must have the shape \(3, H, W\), got \(2, 3, 8, 8\); images have two dimensions",
     ),
     "two channels": (
         lambda _: torch.rand(2, 8, 8),

@@ -34,14 +34,15 @@ def test_plain_has_every_shortcut_switched_off() -> None:
     assert set(plan.reasons.values()) == {"switched off"}
 
 
-def test_on_a_cpu_layers_are_reused_and_nothing_else_is_done() -> None:
+def test_on_a_cpu_layers_are_reused_and_san_has_its_kernels() -> None:
     plan = Fast().plan(CPU)
-    assert (plan.predict, plan.adapt, plan.running) == (None, None, ("reuse",))
+    assert (plan.predict, plan.adapt, plan.running) == (None, None, ("reuse", "san_batchnorm"))
     assert set(plan.reasons.values()) == {"for GPUs only"}
 
 
 def test_a_plan_says_why_a_shortcut_does_not_run() -> None:
-    plan = Fast(batches=False).plan(CPU, reuse="it draws random numbers", precision="autocast")
+    fast = Fast(batches=False, san_batchnorm=False)
+    plan = fast.plan(CPU, reuse="it draws random numbers", precision="autocast")
     assert plan.running == ()
     assert plan.reasons["reuse"] == "it draws random numbers"
     assert plan.reasons["precision"] == "autocast"
@@ -98,7 +99,7 @@ def test_a_network_that_draws_random_numbers_is_run_again_each_time() -> None:
     method = SelfAdapt(model, steps=3, adapt=["2"])
     assert method.engine.plan().reasons["reuse"] == "the network draws random numbers"
     image = random_image()
-    plain = SelfAdapt(model, steps=3, adapt=["2"], fast=False)(image)
+    plain = SelfAdapt(model, steps=3, adapt=["2"], fast=Fast(reuse=False))(image)
     assert torch.equal(method(image).probs, plain.probs)
 
 
@@ -163,10 +164,10 @@ def test_where_fp16_overflows_bf16_is_taken(
     result = method(image)
     assert method.fast.precision == "bf16"
     assert result.notes == ("this network's numbers are too large for fp16: bf16 is taken",)
-    assert torch.equal(result.probs, SaNOnly(tiny, fast=False)(image).probs)
+    assert torch.equal(result.probs, SaNOnly(tiny)(image).probs)
 
 
 def _in_float32(self: Network, init: Any, *args: Any) -> None:
     """Make a network whose weights are stored as they are."""
-    *others, plan, on_step = args
-    init(self, *others, replace(plan, predict=None), on_step)
+    *others, plan, on_step, gave_up = args
+    init(self, *others, replace(plan, predict=None), on_step, gave_up)

@@ -35,7 +35,7 @@ def test_every_network_adapts_to_the_same(network: str) -> None:
         settings = {**QUICK, "mode": mode, "steps": 3, "lr": 1e-4}
         fast = SelfAdapt(model, **settings)(image)
         assert_same(before, snapshot(model))
-        plain = SelfAdapt(model, **settings, fast=False)(image)
+        plain = SelfAdapt(model, **settings, fast=Fast(reuse=False))(image)
         assert plain.losses[2] != plain.losses[0]
         assert_equal_results(fast, plain)
 
@@ -47,7 +47,8 @@ def test_every_method_that_takes_steps_gives_the_same(network: str, method: str,
     build = NETWORKS[network].build if network in NETWORKS else slim
     model, image = seeded(build), random_image(32, 40)
     results = [
-        create_method(method, model, steps=3, mode=mode, fast=fast)(image) for fast in (True, False)
+        create_method(method, model, steps=3, mode=mode, fast=Fast(reuse=reuse))(image)
+        for reuse in (True, False)
     ]
     assert_equal_results(*results)
 
@@ -114,7 +115,7 @@ def test_an_odd_network_adapts_to_the_same(way: Callable[..., Tensor], mode: Any
     image = random_image(24, 28)
     settings = {"mode": mode, "steps": 4, **QUICK, "lr": 0.05}
     settings["adapt"] = ["tuned", "tuned2", "tuned_bias", "head"]
-    plain = SelfAdapt(model, fast=False, **settings)(image)
+    plain = SelfAdapt(model, fast=Fast(reuse=False), **settings)(image)
     before = snapshot(model)
     fast = SelfAdapt(model, fast=True, **settings)(image)
     assert_same(before, snapshot(model))
@@ -317,7 +318,7 @@ class Appending(nn.Module):
 
 def test_features_that_are_passed_on_sideways_are_there_in_every_step() -> None:
     model, image = seeded(Sideways), random_image()
-    expected = SelfAdapt(model, steps=3, fast=False, adapt=["head"])(image)
+    expected = SelfAdapt(model, steps=3, fast=Fast(reuse=False), adapt=["head"])(image)
     method = SelfAdapt(model, steps=3, adapt=["head"])
     for _ in range(2):
         assert torch.equal(method(image).probs, expected.probs)

@@ -227,9 +227,10 @@ def test_a_trained_network_that_cannot_be_fetched_is_said_in_a_line(
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", unreachable)
     assert run_cli("predict", photos, "--model", name, "-o", tmp_path / "out") == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert f"{name} could not be fetched" in error
+    assert name in error
+    assert "could not be fetched" in error
     assert "Name or service not known" in error
-    assert "where there is no network" in error
+    assert "where there is no connection" in error
     assert not (tmp_path / "out").exists()
 
 

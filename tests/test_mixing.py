@@ -1,10 +1,18 @@
+"""Equations 7 and 8 by each backend, against the reference and the formula."""
+
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from selfadapt.engine import Network
 from selfadapt.engine.san_batchnorm import MixedNorm, can_mix, image_statistics_of
+from selfadapt.engine.settings import NO_SHORTCUTS, Plan
+from selfadapt.models.detect import detect
+from selfadapt.norm import find_san
 
 SHAPES = [(4, 7), (1, 1), (9,), (3, 4, 2)]
 
@@ -81,3 +89,46 @@ def test_what_the_kernels_do_not_take_is_left() -> None:
     assert not can_mix(x.half(), *own)
     assert not can_mix(x, own[0].double(), *own[1:])
     assert not can_mix(x[..., :0], *own)
+
+
+GPU = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+)
+BACKENDS = {
+    "san_batchnorm": ("cpu", replace(NO_SHORTCUTS, san_batchnorm=True)),
+    "san_batchnorm on a GPU": ("cuda", replace(NO_SHORTCUTS, san_batchnorm=True)),
+    "kernels": ("cuda", replace(NO_SHORTCUTS, kernels=True, channels_last=True)),
+}
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if device == "cpu" else GPU)
+        for name, (device, _) in BACKENDS.items()
+    ],
+)
+def test_each_backend_gives_what_the_reference_in_norm_gives(
+    name: str, alpha: float, drifts: bool, tiny: nn.Module, image: Tensor
+) -> None:
+    device, fast = torch.device(BACKENDS[name][0]), BACKENDS[name][1]
+    model, image = tiny.to(device), image.to(device)
+    assert fast.plan(device).running
+
+    def compute(plan: Plan) -> list[Tensor]:
+        network = Network(
+            model, detect(model), find_san(model, alpha), ["head.weight", "norm1.weight"], plan
+        )
+        with torch.no_grad():
+            with network.image_statistics(0.1) if drifts else nullcontext():
+                network.step(image, lambda logits: logits.square().mean(), lr=0.1)
+                network.step(image, lambda logits: logits.square().mean(), lr=0.1)
+            return [*network.tuned.values(), *network.buffers.values(), network.logits(image)]
+
+    for found, expected in zip(
+        compute(fast.plan(device)), compute(NO_SHORTCUTS.plan(device)), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -13,7 +13,7 @@ import selfadapt
 from conftest import random_image
 from runs import run_cli
 from selfadapt import METHODS, Computed, Method, SelfAdapt
-from selfadapt.engine import Fast
+from selfadapt.engine import Fast, Network
 from selfadapt.images import to_pil
 from selfadapt.methods import load_method, settings_of
 
@@ -153,3 +153,61 @@ def test_one_pass_has_no_steps(tiny: nn.Module) -> None:
     assert explained.title == "Ensemble of 2, the first: SaNOnly with TinyNet on cpu"
     assert explained.shortcuts["reuse"] == "there are no steps"
     assert "loss" not in explained.topics
+
+
+class Stepping(SelfAdapt):
+    """Has a ``compute`` of its own around that of self-adaptation."""
+
+    def compute(self, network: Network, image: Tensor) -> Computed:
+        return super().compute(network, image)
+
+
+def test_a_method_that_computes_something_else_is_told_so(tiny: nn.Module, image: Tensor) -> None:
+    class Plain(Method):
+        def compute(self, network: Network, image: Tensor) -> Computed:
+            return network.logits(image)  # type: ignore[return-value]
+
+    with pytest.raises(TypeError, match=r"Plain\.compute must return a Computed, got Tensor"):
+        Plain(tiny)(image)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 3, 8, 8), (8, 8)])
+def test_scores_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"logits must be \(1, C, H, W\)"):
+        Computed(logits=torch.zeros(shape))
+
+
+def test_a_method_that_takes_steps_says_which_layers(tiny: nn.Module, image: Tensor) -> None:
+    class Steps(Method):
+        def compute(self, network: Network, image: Tensor) -> Computed:
+            network.step(image, lambda logits: logits.mean(), lr=0.1)
+            return Computed(logits=network.logits(image))
+
+    with pytest.raises(ValueError, match=r"must call self\._select_layers"):
+        Steps(tiny)(image)
+
+
+def test_an_error_of_a_loss_is_not_told_as_one_of_the_network(
+    tiny: nn.Module, image: Tensor
+) -> None:
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return logits[:, 99]
+
+    with pytest.raises(IndexError) as caught:
+        SelfAdapt(tiny, loss=loss)(image)
+    assert not getattr(caught.value, "__notes__", [])
+
+
+def test_settings_that_change_after_construction_count(tiny: nn.Module, image: Tensor) -> None:
+    method = SelfAdapt(tiny, steps=5)
+    method.steps = 2
+    result = method(image)
+    assert len(result.losses) == 2
+    assert not any("steps fit" in note for note in result.notes)
+
+
+def test_a_budget_counts_for_subclasses_too(tiny: nn.Module, image: Tensor) -> None:
+    result = Stepping(tiny, steps=5, budget_ms=0)(image)
+    assert not result.losses
+    assert any("too little to adapt" in note for note in result.notes)
+    assert len(Stepping(tiny, steps=2, budget_ms=60_000)(image).losses) == 2

@@ -107,7 +107,7 @@ def curve(losses: Sequence[float]) -> str:
     if not losses:
         return "<p>No gradient steps were taken.</p>"
     if not all(map(isfinite, losses)):
-        return "<p>The loss became infinite.</p>"
+        return "<p>The loss is not finite.</p>"
     low, high = min(losses), max(losses)
     margin = 0.1 * (high - low or abs(high) or 1)
     across = (WIDTH - LEFT - RIGHT) / max(1, len(losses) - 1)

@@ -8,6 +8,7 @@ attribute, such as another dilation, is not: that takes a new method.
 
 import gc
 import logging
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from selfadapt.computed import Computed
+from selfadapt.copying import HOOKS
 from selfadapt.views import Size
 
 LOG = logging.getLogger(__name__)
@@ -103,8 +105,11 @@ class Graphs:
             recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
             with _undisturbed(image.device), recording:
                 computed = compute(still)
-        except torch.OutOfMemoryError:
-            raise
+        except torch.OutOfMemoryError:  # a recording needs memory beside what the image takes
+            self._recordings.clear()
+            self._needed[key] = sys.maxsize
+            torch.cuda.empty_cache()
+            return compute(image).finish(size, copy=False)
         except RuntimeError as error:  # this network does what cannot be recorded
             self.trouble = str(error).partition("\n")[0]
             LOG.info("not recorded, images are computed one by one: %s", self.trouble)
@@ -148,13 +153,13 @@ def facts(model: nn.Module) -> list[Any]:
     for module in model.modules():
         relied_on.append(id(module))
         for tensors in (module._parameters, module._buffers):
-            relied_on += [None if t is None else (t.data_ptr(), t.dtype) for t in tensors.values()]
+            relied_on += [
+                None if t is None else (t.data_ptr(), t.dtype, t.shape, t.stride())
+                for t in tensors.values()
+            ]
     return relied_on
 
 
 def has_hooks(model: nn.Module) -> bool:
     """Return True if somebody watches the modules run, which a replay would not show."""
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-        for module in model.modules()
-    )
+    return any(getattr(module, kind) for module in model.modules() for kind in HOOKS[:4])

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from math import inf
 from typing import Any
 from weakref import ref
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from selfadapt.copying import STANDARD, private_copy
 from selfadapt.engine import san_batchnorm
-from selfadapt.engine.reuse import Reuse
+from selfadapt.engine.reuse import Reuse, version
 from selfadapt.engine.settings import NO_SHORTCUTS, Plan
 from selfadapt.models.interface import Interface
 from selfadapt.norm import Drift, SaNReport, convert, forward_context, image_statistics
@@ -47,6 +48,7 @@ class Network:
         tuned: Names of the parameters ``step`` may change.
         plan: The shortcuts that run. None: none.
         on_step: Called after each step.
+        gave_up: Takes why a shortcut was given up for this image, by the name of the shortcut.
     """
 
     def __init__(
@@ -57,10 +59,12 @@ class Network:
         tuned: Collection[str] = (),
         plan: Plan | None = None,
         on_step: OnStep | None = None,
+        gave_up: dict[str, str] | None = None,
     ) -> None:
         self.device = next(model.parameters(), torch.empty(0)).device
         self.plan = plan = NO_SHORTCUTS.plan(self.device) if plan is None else plan
         self.interface, self.on_step = interface, on_step
+        self.gave_up = {} if gave_up is None else gave_up
         kernels = {
             f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Conv2d)
         }
@@ -85,9 +89,12 @@ class Network:
         if san is not None:
             self.set_alpha(san)
         self.num_steps = 0
+        self.deadline = inf
+        """Time by ``time.perf_counter`` from which on a method should begin no step."""
         self._drift: Drift | None = None
         self._reuse: Reuse | None = None
-        self._reused_for: tuple[Tensor, Tensor, Drift | None] | None = None
+        self._reused_for: tuple[Tensor, int, Tensor, Drift | None] | None = None
+        self._in_loss = False
 
     def __del__(self) -> None:
         """Free the memory of a network that refers to itself, before garbage is collected."""
@@ -158,11 +165,19 @@ class Network:
             again: Gradients for this image will be asked for again, after a step.
         """
         weights = list(self.tuned.values())
+        if not weights:
+            raise ValueError(
+                "this method takes steps and tunes no layers: its constructor must call "
+                "self._select_layers(adapt)"
+            )
 
         def differentiate(logits: Tensor) -> tuple[Tensor, Gradients]:
+            self._in_loss = True
             value = loss(logits)
             if not isinstance(value, Tensor) or value.numel() != 1:
-                raise TypeError(f"a loss must return a tensor with one number, got {value!r}")
+                shape = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
+                raise TypeError(f"a loss must return a tensor with one number, got {shape}")
+            self._in_loss = False
             if not value.requires_grad:
                 raise ValueError(
                     "the network's output carries no gradient to the layers to adapt, "
@@ -217,11 +232,15 @@ class Network:
 
                     stack.enter_context(fusing(len(x)))
                 else:
-                    stack.enter_context(forward_context(len(x), san_batchnorm.normalize))
+                    has_backend = self.plan.runs("san_batchnorm")
+                    backend = san_batchnorm.normalize if has_backend else None
+                    stack.enter_context(forward_context(len(x), backend))
                 if reuse is not None:
                     stack.enter_context(reuse.running())
                 return use(self.interface.finish(self.model(x), image))
         except (RuntimeError, AssertionError, LookupError, AttributeError, TypeError) as error:
+            if self._in_loss:
+                raise
             size = f"{image.shape[-1]}x{image.shape[-2]}"
             error.add_note(f"while the network ran on an image of {size} pixels; {_advice(error)}")
             raise
@@ -229,17 +248,21 @@ class Network:
     def _input(self, image: Tensor, again: bool) -> tuple[Tensor, Reuse | None]:
         """Return the network's input for an image, and what a run on it before has left."""
         if self._reused_for is not None and self._reuse is not None and self._reuse.usable:
-            for_image, x, for_drift = self._reused_for
-            if for_image is image and for_drift is self._drift:
+            for_image, its_version, x, for_drift = self._reused_for
+            is_same = for_image is image and its_version == version(image)
+            if is_same and for_drift is self._drift:
                 return x, self._reuse
         x = self.interface.prepare(self.interface.normalize(image))
         if self.plan.runs("channels_last"):
             x = x.contiguous(memory_format=torch.channels_last)
-        if not again or (self._reuse is not None and not self._reuse.usable):
+        if self._reuse is not None and not self._reuse.usable:
+            self.gave_up["reuse"] = "the network changes what does not depend on the tuned layers"
+            return x, None
+        if not again:
             return x, None
         frozen = [value for name, value in self.model.named_parameters() if name not in self.tuned]
         buffers = self.buffers.values() if self._drift is None else ()
-        self._reused_for = image, x, self._drift
+        self._reused_for = image, version(image), x, self._drift
         self._reuse = Reuse(
             self.model, self.tuned, [x, *frozen, *buffers], self._drift,
             partial(self._autocast, steps=False),

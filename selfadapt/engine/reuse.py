@@ -56,7 +56,7 @@ class Reuse(TorchFunctionMode):
         self._inside = False
         self.usable = True
         """Whether there may be something to reuse: not where a network changes its constants."""
-        self._given = [(tensor, _version(tensor)) for tensor in constants]
+        self._given = [(tensor, version(tensor)) for tensor in constants]
         self._learn(tensor for tensor, _ in self._given)
 
     @contextmanager
@@ -78,7 +78,7 @@ class Reuse(TorchFunctionMode):
                 module.__dict__.pop("forward", None)
                 if forward is not None:
                     module.__dict__["forward"] = forward
-        if any(_version(tensor) != version for tensor, version in self._given):
+        if any(version(tensor) != given for tensor, given in self._given):
             self._give_up()
 
     def __torch_function__(
@@ -160,12 +160,12 @@ class Reuse(TorchFunctionMode):
 
     def _constant(self, tensors: Iterable[Tensor]) -> bool:
         return all(
-            (entry := self._known.get(id(tensor))) is not None and _version(tensor) == entry[1]
+            (entry := self._known.get(id(tensor))) is not None and version(tensor) == entry[1]
             for tensor in tensors
         )
 
     def _learn(self, tensors: Iterable[Tensor]) -> None:
-        self._known |= {id(tensor): (tensor, _version(tensor)) for tensor in tensors}
+        self._known |= {id(tensor): (tensor, version(tensor)) for tensor in tensors}
 
     def _use(self, what: Any, values: Iterable[Any]) -> None:
         """Remember which constants something was made of; a module's own functions will tell."""
@@ -175,7 +175,7 @@ class Reuse(TorchFunctionMode):
     def _keeps_state(self, buffers: Iterable[tuple[Tensor, int]], updates: Iterable[Any]) -> bool:
         """Return True if a module has changed its buffers, so that its next result differs."""
         drifting = {id(tensor) for update in updates for tensor in update[:2]}
-        changed = [tensor for tensor, version in buffers if _version(tensor) != version]
+        changed = [tensor for tensor, before in buffers if version(tensor) != before]
         return any(id(tensor) not in drifting for tensor in changed)
 
     def _check_change(self, args: Any, kwargs: Any) -> None:
@@ -248,10 +248,10 @@ def _requires_grad(tensor: Tensor) -> bool:
 
 
 def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
-    return tensor, _version(tensor)
+    return tensor, version(tensor)
 
 
-def _version(tensor: Tensor) -> int:
+def version(tensor: Tensor) -> int:
     """Return a number that is another one once the tensor is changed in place."""
     with torch._C.DisableTorchFunction():
         if hasattr(type(tensor), "version"):  # it is not computed yet

@@ -13,15 +13,19 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fast:
-    """Shortcuts to the same result, each with its switch. All but ``reuse`` are for GPUs.
+    """Shortcuts to the same result, each with its switch.
+
+    ``reuse`` and ``san_batchnorm`` run on any device, the others on GPUs.
 
     Example:
         >>> Fast(precision="fp32").plan(torch.device("cpu")).running
-        ('reuse',)
+        ('reuse', 'san_batchnorm')
     """
 
     reuse: bool = True
     """Run frozen layers once for all steps."""
+    san_batchnorm: bool = True
+    """Compute SaN by PyTorch's own BatchNorm kernels, which need less memory and fewer passes."""
     precision: Precision = "auto"
     """Numbers the network computes with: 16 bits, but for weights that are tuned, statistics,
     scores, upsampling and loss. ``auto``: on GPUs made for it, fp16 to predict, for its finer
@@ -59,6 +63,7 @@ class Fast:
         gpu_only = "" if cuda else "for GPUs only"
         reasons = {
             "reuse": reuse if self.reuse else off,
+            "san_batchnorm": "" if self.san_batchnorm else off,
             "channels_last": gpu_only if self.channels_last else off,
             "batches": gpu_only if self.batches else off,
             "graphs": (gpu_only or graphs) if self.graphs else off,
@@ -105,8 +110,9 @@ class Plan:
 
 
 NO_SHORTCUTS = Fast(
-    reuse=False, precision="fp32", channels_last=False, kernels=False, batches=False, graphs=False
-)
+    reuse=False, san_batchnorm=False, precision="fp32", channels_last=False, kernels=False,
+    batches=False, graphs=False,
+)  # fmt: skip
 
 
 def as_fast(fast: bool | Fast) -> Fast:

@@ -191,7 +191,7 @@ def _fetched(what: str, fetch: Callable[[], T]) -> T:
         reason = str(error).partition("\n")[0]
         raise OSError(
             f"{what} could not be fetched ({type(error).__name__}: {reason}); "
-            "where there is no network, give weights=FILE"
+            "where there is no connection, give weights=FILE"
         ) from error
 
 
