@@ -221,14 +221,14 @@ class Ensemble:
 
     def __call__(self, image: Image, *, normalized: bool = False) -> Result:
         """Segment ``image`` with each network, and average their probabilities."""
-        start = time.perf_counter()
+        start, given = time.perf_counter(), None if normalized else image
         channels = {member.interface.channels or 3 for member in self.members}
         if not normalized and len(channels) == 1:  # read a file once
             image = load_image(image, channels.pop())
         mean = self.members[0](image, normalized=normalized)
         for num, member in enumerate(self.members[1:], start=1):
             mean = _averaged(mean, num, member(image, normalized=normalized))
-        return mean._replace(seconds=time.perf_counter() - start)
+        return mean._replace(image=given, seconds=time.perf_counter() - start)
 
 
 def _check_same_classes(networks: Sequence[nn.Module]) -> None:
@@ -262,6 +262,5 @@ def _averaged(mean: Result, num: int, other: Result) -> Result:
         source_probs=average(mean.source_probs, other.source_probs),
         fused_probs=average(mean.fused_probs, other.fused_probs),
         notes=tuple(dict.fromkeys(mean.notes + other.notes)),
-        image=mean.image,
         classes=mean.classes,
     )
