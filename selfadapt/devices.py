@@ -5,15 +5,13 @@ import os
 import torch
 
 
-def process_number() -> tuple[int, int]:
-    """Return the number of this process, and how many share the work, as torchrun says it."""
-    texts = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not all(text.isdecimal() for text in texts) or not int(texts[0]) < int(texts[1]):
+def refuse_torchrun(verb: str) -> None:
+    """Raise ValueError in one of several processes that torchrun has started."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError(
-            "RANK must be the number of this process, from 0, and WORLD_SIZE how many there are, "
-            f"got {texts[0]!r} and {texts[1]!r}; unset both, or let torchrun set them"
+            f"selfadapt {verb} is not shared by torchrun; start processes with --shard i/n, each "
+            "on a GPU of its own with CUDA_VISIBLE_DEVICES"
         )
-    return int(texts[0]), int(texts[1])
 
 
 def num_cores() -> int:
@@ -25,14 +23,9 @@ def num_cores() -> int:
 
 
 def find_device(name: str) -> torch.device:
-    """Return a device by name; ``auto`` takes a GPU if there is one.
-
-    Among the processes that torchrun starts, each takes the GPU of its own number.
-    """
+    """Return a device by name; ``auto`` takes a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
         device = torch.zeros(1, device=name).device
         if device.type == "meta":

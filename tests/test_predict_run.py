@@ -21,10 +21,10 @@ from runs import run_cli, start_cli
 from selfadapt.baselines import SaNOnly
 from selfadapt.images import num_pictures, to_pil
 from selfadapt.labels import STREETS_9, class_colors
+from selfadapt.predict.folder import ONCE, PredictFolder
 from selfadapt.predict.inputs import find_inputs
 from selfadapt.predict.legend import heading, text_size
 from selfadapt.predict.outputs import write_result
-from selfadapt.predict.record import ONCE, PredictFolder
 
 NET = ("--model", "streets", "--method", "san", "--device", "cpu")
 SECONDS = 60
@@ -146,8 +146,8 @@ def test_a_failure_is_kept_until_the_file_changes_or_it_is_tried_again(
     assert run_cli(*command, "--retry") == 0
     assert not calls
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert run_cli(*command, "--retry") == 2
-    assert "several processes cannot retry together" in capsys.readouterr().err
+    assert run_cli(*command) == 2
+    assert "start processes with --shard i/n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -251,27 +251,103 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_files(tmp_path: Path) -> No
     assert pictures(out) == pictures(tmp_path / "whole")
 
 
+def without_times(out: Path) -> list[str]:
+    """Lines of the table but for the milliseconds of each image."""
+    column = (out / "predictions.csv").read_text().split("\n")[0].split(",").index("ms")
+    with (out / "predictions.csv").open(newline="") as file:
+        return [",".join(row[:column] + row[column + 1 :]) for row in csv.reader(file)]
+
+
 @pytest.mark.slow
-def test_two_processes_share_the_files(photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_shares_come_to_what_one_process_comes_to(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (photos / "bad.png").write_text("no image")
-    command = ("predict", photos, *NET, "-o", out)
-    processes = []
-    for rank in "01":
-        monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        processes.append(start_cli(*command))
+    command = ("predict", photos, *NET)
+    processes = [start_cli(*command, "-o", out, "--shard", f"{i}/2") for i in (1, 2)]
     said = [process.communicate(timeout=SECONDS) for process in processes]
     assert [process.returncode for process in processes] == [1, 0], said
-    assert "6 of 7 images segmented" in said[0][0]
-    assert said[1][0] == ""
+    assert "3 of 4 images segmented" in said[0][0]
+    assert "3 of 3 images segmented" in said[1][0]
     lines = [p.read_text().count("\n") for p in sorted((out / ".predict" / "rows").iterdir())]
     assert lines == [4, 3]
-    monkeypatch.delenv("RANK")
-    monkeypatch.delenv("WORLD_SIZE")
-    assert run_cli(*command[:-1], tmp_path / "alone") == 1
+    assert run_cli(*command, "-o", tmp_path / "alone") == 1
     assert pictures(out) == pictures(tmp_path / "alone")
-    assert list(table(out)) == list(table(tmp_path / "alone"))
+    assert [line.replace(str(out), "") for line in without_times(out)] == without_times(
+        tmp_path / "alone"
+    )
+
+
+def test_shares_may_run_one_after_the_other_and_any_later_start_merges_them(
+    photos: Path, tmp_path: Path, calls: list[Any], capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    command = ("predict", photos, *NET, "-o", out)
+    assert run_cli(*command, "--shard", "3/3") == 0
+    assert "2 of 2 images segmented" in (told := capsys.readouterr().out)
+    assert "4 files are left to other shares" in told
+    assert list(table(out)) == ["2.png", "5.png"]
+    assert run_cli(*command, "--shard", "1/3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["left"] == 2
+    assert run_cli(*command) == 0
+    assert "6 of 6 images segmented (4 before)" in capsys.readouterr().out
+    assert list(table(out)) == [f"{number}.png" for number in range(6)]
+    assert len(calls) == 6
+    assert run_cli("predict", photos, *NET, "-o", tmp_path / "alone") == 0
+    assert pictures(out) == pictures(tmp_path / "alone")
+    assert without_times(out) == without_times(tmp_path / "alone")
+
+
+def test_shares_take_names_for_images_that_came_later(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ("predict", photos, *NET, "-o", out, "--outputs", "label", "--shard")
+    assert run_cli(*command, "1/2") == 0
+    to_pil(random_image(24, 40)).save(photos / "0.jpg")
+    to_pil(random_image(24, 40)).save(photos / "new.png")
+    assert run_cli(*command, "2/2") == 0
+    assert run_cli(*command, "1/2") == 0
+    assert len(table(out)) == 8
+    assert {"0_label.png", "0_jpg_label.png", "new_label.png"} <= set(pictures(out))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--shard", "3/2"], "a shard must be such as 2/4"),
+        (["--shard", "1/2", "--overwrite"], "a share cannot start anew"),
+        (["--shard", "1/2", "--alpha", "0.3"], "holds a run of predict that differs"),
+    ],
+)
+def test_shares_that_cannot_be(
+    flags: list[str], message: str, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    command = ("predict", photos / "0.png", *NET, "-o", tmp_path / "out")
+    assert run_cli(*command) == 0
+    before = pictures(tmp_path / "out")
+    assert run_cli(*command, *flags) == 2
+    assert message in capsys.readouterr().err
+    assert pictures(tmp_path / "out") == before
+
+
+@pytest.mark.slow
+def test_killed_shares_go_on_to_the_same_files(tmp_path: Path) -> None:
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    for number in range(40):
+        to_pil(random_image(48, 64, seed=number)).save(photos / f"{number:02}.png")
+    command = ("predict", photos, *NET)
+    first, second = (start_cli(*command, "-o", out, "--shard", f"{i}/2") for i in (1, 2))
+    wait_for(lambda: len(list(out.glob("*_label.png"))) >= 3, second)
+    os.killpg(second.pid, signal.SIGKILL)
+    second.communicate()
+    assert len(list(out.glob("*_label.png"))) < 40, "it was done before it was killed"
+    told = first.communicate(timeout=SECONDS)
+    assert first.returncode == 0, told
+    assert "20 of 20 images segmented" in told[0]
+    assert run_cli(*command, "-o", out, "--shard", "2/2") == 0
+    assert run_cli(*command, "-o", tmp_path / "whole") == 0
+    assert pictures(out) == pictures(tmp_path / "whole")
+    assert without_times(out) == without_times(tmp_path / "whole")
+    assert not list(out.rglob("*.part"))
 
 
 def test_ctrl_c_says_that_the_same_command_goes_on(
@@ -595,7 +671,7 @@ def test_images_that_are_scaled_down_are_noted_once(
 def test_a_row_is_there_while_the_next_image_is_segmented(
     photos: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    real, rows = SaNOnly._compute, []
+    real, rows = SaNOnly.compute, []
 
     def wait_for_the_row_before(*args: Any) -> Any:
         start = time.monotonic()
@@ -604,7 +680,7 @@ def test_a_row_is_there_while_the_next_image_is_segmented(
         rows.append(list(table(tmp_path / "out")))
         return real(*args)
 
-    monkeypatch.setattr(SaNOnly, "_compute", wait_for_the_row_before)
+    monkeypatch.setattr(SaNOnly, "compute", wait_for_the_row_before)
     assert run_cli("predict", photos, *NET, "-o", tmp_path / "out") == 0
     names = [f"{number}.png" for number in range(6)]
     assert [sorted(row) for row in rows] == [names[:number] for number in range(6)]

@@ -19,9 +19,9 @@ from conftest import random_image
 from runs import run_cli, start_cli
 from selfadapt.baselines import SaNOnly
 from selfadapt.images import to_pil
+from selfadapt.predict.folder import PredictFolder
 from selfadapt.predict.frames import VideoWork
 from selfadapt.predict.legend import heading, text_size
-from selfadapt.predict.record import PredictFolder
 from selfadapt.predict.video import Reading, read_frames
 
 NET = ("--model", "streets", "--method", "san", "--device", "cpu")
@@ -110,7 +110,7 @@ def test_a_video_that_vanishes_does_not_stop_the_rest(
     film = write_video(tmp_path / "b.mp4")
     for name in ("a.png", "c.png"):
         to_pil(random_image(16, 16)).save(tmp_path / name)
-    unit = (PredictFolder, "open") if when == "planned" else (VideoWork, "finish")
+    unit = (PredictFolder, "start") if when == "planned" else (VideoWork, "finish")
     real = getattr(*unit)
     monkeypatch.setattr(
         *unit, lambda *args, **how: film.unlink(missing_ok=True) or real(*args, **how)
@@ -305,23 +305,17 @@ def test_killed_while_frames_are_segmented_or_encoded_it_goes_on(tmp_path: Path)
     assert contents(out) == contents(tmp_path / "whole")
 
 
-@pytest.mark.slow
-def test_two_processes_share_the_frames(tmp_path: Path, monkeypatch: Any) -> None:
+def test_shares_make_a_video_together(tmp_path: Path) -> None:
     video = write_video(tmp_path / "film.mkv")
-    command = ("predict", video, *NET, "-o", tmp_path / "out")
-    processes = []
-    for rank in "10":
-        monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        processes.append(start_cli(*command))
-    said = [process.communicate(timeout=SECONDS) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    folder = tmp_path / "out" / ".predict" / "rows"
+    command = ("predict", video, *NET)
+    out = tmp_path / "out"
+    assert run_cli(*command, "-o", out, "--shard", "2/2") == 0
+    assert not list(out.glob("*.mp4"))
+    assert run_cli(*command, "-o", out, "--shard", "1/2") == 0
+    folder = out / ".predict" / "rows"
     assert [p.read_text().count("\n") for p in sorted(folder.iterdir())] == [5, 3]
-    monkeypatch.delenv("RANK")
-    monkeypatch.delenv("WORLD_SIZE")
-    assert run_cli(*command[:-1], tmp_path / "alone") == 0
-    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+    assert run_cli(*command, "-o", tmp_path / "alone") == 0
+    assert contents(out) == contents(tmp_path / "alone")
 
 
 def test_without_the_library_it_is_said_how_to_get_it(

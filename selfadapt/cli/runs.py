@@ -12,6 +12,7 @@ from selfadapt.cli.verbs import (
     names_files,
     output_arguments,
     recipe_argument,
+    shard_argument,
 )
 from selfadapt.protocol import EvaluateConfig, evaluate, read_results
 from selfadapt.protocol.folder import read_record
@@ -47,12 +48,7 @@ def _evaluate_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="Run code of your own: networks at MODULE:FUNCTION, methods at MODULE:CLASS.",
     )
-    parser.add_argument(
-        "--shard",
-        default="1/1",
-        metavar="I/N",
-        help="Do the I-th of N shares of the images, in a process for each.",
-    )
+    shard_argument(parser)
     json_argument(parser)
     parser.add_class_arguments(EvaluateConfig)
 

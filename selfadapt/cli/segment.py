@@ -18,12 +18,17 @@ from selfadapt.cli.opening import (
     open_method,
 )
 from selfadapt.cli.progress import Bar
-from selfadapt.cli.verbs import Verb, json_argument, names_files, output_arguments
-from selfadapt.devices import process_number
+from selfadapt.cli.verbs import (
+    Verb,
+    json_argument,
+    names_files,
+    output_arguments,
+    shard_argument,
+)
+from selfadapt.devices import refuse_torchrun
 from selfadapt.engine import RECORD_AT
 from selfadapt.extras import need
 from selfadapt.forecast import forecast
-from selfadapt.journal import Journal
 from selfadapt.method import UNLIKE
 from selfadapt.models.spec import fingerprint
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
@@ -38,6 +43,7 @@ from selfadapt.predict import (
     check_outputs,
     find_inputs,
 )
+from selfadapt.runs import Shard
 
 SCALED = "segmented at "
 """How the note of an image begins that had more pixels than are segmented."""
@@ -68,6 +74,7 @@ def _predict_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--retry", action="store_true", help="Try files again that could not be segmented."
     )
+    shard_argument(parser)
     parser.add_argument(
         "--explain", action="store_true",
         help="Say first which layers adapt and why, what is assumed, and which shortcuts run.",
@@ -84,10 +91,8 @@ def _predict(args: Namespace) -> int:
     words = as_list(args.get("images"))
     if not words:
         raise ValueError("at least one IMAGE is needed: a file, a folder or a pattern")
-    rank, world = process_number()
-    if args.retry and world > 1:
-        raise ValueError("several processes cannot retry together: start one with --retry")
-    folder = PredictFolder(args.output, outputs, rank, world)
+    refuse_torchrun("predict")
+    folder = PredictFolder(args.output, outputs, Shard.parse(args.shard))
     inputs = folder.plan(find_inputs(words), overwrite=args.overwrite)
     if any(one.is_video for one in inputs):
         if images_only := NOT_OF_VIDEOS & set(outputs):
@@ -104,24 +109,24 @@ def _predict(args: Namespace) -> int:
         "outputs": outputs,
         **({"classes": classes} if isinstance(classes, Mapping) else {}),
     }
-    folder.open(identity, inputs, overwrite=args.overwrite)
-    quiet = args.quiet or rank > 0
-    if args.explain and rank == 0:
+    if args.explain:
         print(method.explain(), file=sys.stderr)
-    with closing(Journal(folder.rows, Key, rank)) as journal, Bar(args.method, quiet=quiet) as bar:
-        if args.retry:
-            journal.forget_errors()
+    with folder:
+        folder.start(identity, inputs, overwrite=args.overwrite)
+        with closing(folder.journal(Key)) as journal, Bar(args.method, quiet=args.quiet) as bar:
+            if args.retry:
+                journal.forget_errors()
 
-        def show(done: int, total: int, doing: str) -> None:
-            preparing = torch.cuda.is_available() and done < RECORD_AT
-            bar(done, total, doing or ("preparing" if preparing else ""))
+            def show(done: int, total: int, doing: str) -> None:
+                preparing = torch.cuda.is_available() and done < RECORD_AT
+                bar(done, total, doing or ("preparing" if preparing else ""))
 
-        run = Run(folder, journal, method, classes, inputs, show)
-        if not quiet and not args.json:
-            for line in (*trained_on(networks), *forecast(args.method, method, run.sizes())):
-                print(line, file=sys.stderr, flush=True)
-        summary = run()
-    return 0 if summary is None else _tell(summary, args)
+            run = Run(folder, journal, method, classes, inputs, show)
+            if not args.quiet and not args.json:
+                for line in (*trained_on(networks), *forecast(args.method, method, run.sizes())):
+                    print(line, file=sys.stderr, flush=True)
+            summary = run()
+    return _tell(summary, args)
 
 
 def _tell(summary: Summary, args: Namespace) -> int:
@@ -152,6 +157,8 @@ def _tell(summary: Summary, args: Namespace) -> int:
         done = summary.num_files - len(summary.failures)
         before = f" ({summary.num_before} before)" if summary.num_before else ""
         print(f"{done} of {summary.num_files} images segmented{before}, see {args.output}")
+        if summary.num_left:
+            print(f"{summary.num_left} files are left to other shares")
     return 1 if summary.failures else 0
 
 
@@ -171,6 +178,7 @@ def _as_json(summary: Summary, args: Namespace) -> dict[str, Any]:
         "done": summary.num_files - len(failures),
         "before": summary.num_before,
         "failed": len(failures),
+        "left": summary.num_left,
         "failures": failures,
         "folder": str(args.output),
         "outputs": check_outputs(as_list(args.outputs)),

@@ -162,6 +162,16 @@ def json_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print one JSON object, for programs.")
 
 
+def shard_argument(parser: ArgumentParser) -> None:
+    """Add the flag of a share of a run."""
+    parser.add_argument(
+        "--shard",
+        default="1/1",
+        metavar="I/N",
+        help="Do the I-th of N shares of the images, in a process for each.",
+    )
+
+
 def recipe_argument(parser: ArgumentParser) -> None:
     """Add the flag of a file of settings."""
     parser.add_argument(

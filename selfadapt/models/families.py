@@ -19,13 +19,22 @@ class Family:
     frozen: tuple[str, ...]
     released: tuple[str, ...] | None = None
     """What the released code freezes, where that is something else."""
+    min_blocks: int = 0
+    """Number of blocks that the third stage has at least."""
+
+    def has(self, module: nn.Module) -> bool:
+        """Return True if a module is a backbone of this family."""
+        children = dict(module.named_children())
+        if not all(stage in children for stage in self.stages):
+            return False
+        return sum(1 for _ in children[self.stages[2]].children()) >= self.min_blocks
 
 
 RESNET_STEM = ("conv1", "bn1", "layer1", "layer2")
 HRNET_STEM = ("conv1", "bn1", "conv2", "bn2", "layer1", "transition1", "stage2", "transition2")
 
 RESNET = Family("ResNet", ("layer1", "layer2", "layer3", "layer4"), RESNET_STEM)
-DEEP_RESNET = Family("ResNet-101 or deeper", RESNET.stages, (*RESNET_STEM, "layer3"))
+DEEP_RESNET = Family("ResNet-101 or deeper", RESNET.stages, (*RESNET_STEM, "layer3"), min_blocks=7)
 HRNET = Family(
     "HRNet",
     ("transition1", "stage2", "stage3", "stage4"),
@@ -37,6 +46,8 @@ SWIN = Family(
     ("layers_0", "layers_1", "layers_2", "layers_3"),
     ("patch_embed", "layers_0", "layers_1"),
 )
+FAMILIES = (DEEP_RESNET, RESNET, HRNET, SWIN)
+"""The first that has a backbone is taken."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,12 @@ def adapted_parameters(
         raise ValueError("this model has no parameters, so there is nothing to adapt")
     if patterns is not None:
         return _by_pattern(_all_names(model, names), patterns)
-    if backbones := {path: f for path, m in model.named_modules() if (f := _family_of(m))}:
+    backbones = {
+        path: next(family for family in FAMILIES if family.has(module))
+        for path, module in model.named_modules()
+        if any(family.has(module) for family in FAMILIES)
+    }
+    if backbones:
         every = backbones.items()
         frozen = [name for path, f in every for name in _frozen(model, path, f, released)]
         chosen = [n for n in names if not any(n == f or n.startswith(f"{f}.") for f in frozen)]
@@ -192,12 +208,3 @@ def _frozen(model: nn.Module, path: str, family: Family, released: bool) -> list
         for name, child in children.items()
         if name in (*frozen, *stem) and any(True for _ in child.parameters())
     ]
-
-
-def _family_of(module: nn.Module) -> Family | None:
-    children = dict(module.named_children())
-    if all(stage in children for stage in RESNET.stages):
-        blocks = sum(1 for _ in children["layer3"].children())
-        return DEEP_RESNET if blocks > 6 else RESNET
-    families = (family for family in (HRNET, SWIN) if all(s in children for s in family.stages))
-    return next(families, None)

@@ -1,5 +1,6 @@
 """Images, folders and videos in, masks out: resumable, on one process or many."""
 
+from selfadapt.predict.folder import Key, PredictFolder
 from selfadapt.predict.inputs import Input, find_inputs
 from selfadapt.predict.outputs import (
     DEFAULT,
@@ -9,7 +10,6 @@ from selfadapt.predict.outputs import (
     masks_of,
     write_result,
 )
-from selfadapt.predict.record import Key, PredictFolder
 from selfadapt.predict.run import Run, Summary
 from selfadapt.predict.stream import Segmented, predict
 

@@ -1,4 +1,4 @@
-"""The work on one video: its frames as images to segment, and what is made of them all."""
+"""The work on a video: its frames as images to segment, and what is made of them all."""
 
 import shutil
 import time
@@ -15,9 +15,9 @@ from selfadapt.files import make_folder
 from selfadapt.images import Image, label_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
+from selfadapt.predict.folder import Key, PredictFolder
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import Masks, write_png
-from selfadapt.predict.record import Key, PredictFolder
 from selfadapt.predict.stream import Unit, Units
 from selfadapt.predict.video import Reading, pixels, read_frames, read_masks, write_videos
 
@@ -29,27 +29,27 @@ MOST_NOTES = 5
 
 
 class VideoWork:
-    """A video that is being segmented, by one of the processes that share its frames."""
+    """A video that is being segmented, or the frames of it that are in a share."""
 
-    def __init__(self, one: Input, key: Key, folder: PredictFolder, journal: Journal[Key]) -> None:
-        self.one, self.key, self.folder, self.journal = one, key, folder, journal
+    def __init__(self, item: Input, key: Key, folder: PredictFolder, journal: Journal[Key]) -> None:
+        self.item, self.key, self.folder, self.journal = item, key, folder, journal
         self.reading = Reading()
-        self._work = folder.frames(one)
-        self._labels = folder.paths(one).get("label")
+        self._work = folder.frames(item)
+        self._labels = folder.paths(item).get("label")
         self._missing: set[int] | None = None
 
     def units(self) -> Units:
-        """Read the frames that this process is to segment and that are not done yet."""
+        """Read the frames of this share that are not done yet."""
         for place in (self._work, self._labels):
             if place is not None:
                 make_folder(place)
-        for number, frame in enumerate(read_frames(self.one.path, self.reading)):
-            if number % self.folder.world == self.folder.rank and not self._has(number):
+        for number, frame in enumerate(read_frames(self.item.path, self.reading)):
+            if self.folder.shard.has(number) and not self._has(number):
                 write = partial(_write_frame, parts=self._parts(number))
                 yield Unit(self._frame(number), _image(frame), write)
 
     def is_ready(self) -> bool:
-        """Say whether all frames are there, those of the other processes as well."""
+        """Return True if all frames are there, those of the other shares as well."""
         if self._missing is None:
             self._missing = set(range(self.reading.num_frames))
         self._missing = {number for number in self._missing if not self._has(number)}
@@ -63,8 +63,8 @@ class VideoWork:
         row: Row = {**self.key._asdict(), "at": time.time(), "frames": self.reading.num_frames}
         if good:
             names = predicted_names(classes, len(good[0]["shares"]))
-            paths = {k: path for k, path in self.folder.paths(self.one).items() if k != "label"}
-            make_folder(self.folder.base(self.one).parent)
+            paths = {k: path for k, path in self.folder.paths(self.item).items() if k != "label"}
+            make_folder(self.folder.base(self.item).parent)
             colors = predicted_colors(classes, len(names))
             trouble = self._write(paths, names, colors) if paths else None
             row |= _averages(good)
@@ -79,7 +79,7 @@ class VideoWork:
         errors = need("av", "video").error
         try:
             masks_at = partial(self._masks, names=names)
-            write_videos(self.one.path, paths, self.reading, masks_at, names, colors)
+            write_videos(self.item.path, paths, self.reading, masks_at, names, colors)
         except OSError:
             raise
         except ValueError as error:
@@ -102,7 +102,7 @@ class VideoWork:
 
     def _parts(self, number: int) -> dict[str, Path]:
         """Return the files that are kept of a frame."""
-        wanted = [p for p, by in NEEDED_BY.items() if not by or set(by) & set(self.folder.outputs)]
+        wanted = [p for p, by in NEEDED_BY.items() if not by or set(by) & set(self.folder.kinds)]
         parts = {part: self._work / f"{number:06}_{part}.png" for part in wanted}
         if self._labels is not None:
             parts["label"] = self._labels / f"{number:06}.png"

@@ -36,7 +36,7 @@ from torch import Tensor
 from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.cost import duration
 from selfadapt.data import Sample
-from selfadapt.devices import find_device, process_number
+from selfadapt.devices import find_device, refuse_torchrun
 from selfadapt.engine import described
 from selfadapt.engine.counting import count_pixels
 from selfadapt.extras import without_unsafe_advice
@@ -103,10 +103,7 @@ def evaluate(
     Returns:
         The folder.
     """
-    if process_number()[1] > 1:
-        raise ValueError(
-            "an evaluation is not shared by torchrun; start processes with --shard i/n"
-        )
+    refuse_torchrun("evaluate")
     device = find_device(config.device)
     config = with_own_methods(config, trust)
     check_training(config)

@@ -16,7 +16,8 @@ between ``open`` and ``close``. What holds then:
   there. So whatever is there may be relied on, and nothing is remembered elsewhere.
 - Overwrite. ``open(overwrite=True)`` removes what ``outputs`` yields, and nothing else, once nobody
   else works on the run. The record is replaced last.
-- Parts. What killed processes left half written of the record and the outputs is removed.
+- Parts. What killed processes left half written of the record and the outputs is removed by the
+  next process that is alone in the folder.
 - Shares. ``Shard(i, n)`` is the i-th of n shares of a run. All of them come to what one process
   comes to, whoever starts which when, and how often. No share waits for another: what it needs of
   others it reads in the journal, or does itself. ``claim`` tells the last one to conclude.
@@ -41,6 +42,8 @@ from selfadapt.recipes import differences
 
 RECORD = "record.json"
 LOCK = ".lock"
+PATIENCE = 10.0
+"""Seconds that a share waits for one that ended and writes what all of them came to."""
 K = TypeVar("K", bound=tuple)
 
 
@@ -79,6 +82,10 @@ class Shard:
             [1, 5, 9]
         """
         return range(self.number - 1, num, self.total)
+
+    def has(self, index: int) -> bool:
+        """Return True if the thing of this index is in this share."""
+        return index % self.total == self.number - 1
 
 
 WHOLE = Shard()
@@ -151,7 +158,8 @@ class RunStore:
             goes_on = self.check(identity, overwrite=overwrite)  # now nobody else changes it
             if overwrite:
                 self._clear()
-            self._remove_parts()
+            if self.shard.total == 1:
+                self._remove_parts()
             if self.shard.total == 1 or not goes_on:
                 record = {"format": self.FORMAT, "identity": identity, **(details or {})}
                 self.write_json(self.work / RECORD, record)
@@ -181,7 +189,12 @@ class RunStore:
     def claim(self) -> bool:
         """Return True if no other share is being worked on; then none is until ``close``."""
         assert self._lock is not None
-        return self.shard.total == 1 or lock(self._lock)  # where it fails, the shared lock is gone
+        if self.shard.total == 1:
+            return True
+        if not lock(self._lock):  # and the shared lock is gone
+            return False
+        self._remove_parts()
+        return True
 
     def journal(self, kind: type[K]) -> Journal[K]:
         """Return the rows of the run; this process appends to those of its share."""
@@ -235,11 +248,14 @@ class RunStore:
 
     def _take(self, *, shared: bool) -> None:
         assert self._lock is not None
-        if not lock(self._lock, shared=shared):
-            self.close()
-            raise ValueError(
-                f"another process works in {self.path}; wait for it, or give another folder"
-            )
+        until = time.monotonic() + (PATIENCE if shared else 0)
+        while not lock(self._lock, shared=shared):
+            if time.monotonic() >= until:
+                self.close()
+                raise ValueError(
+                    f"another process works in {self.path}; wait for it, or give another folder"
+                )
+            time.sleep(0.1)
 
     def _clear(self) -> None:
         paths = list(self.outputs())
@@ -250,9 +266,8 @@ class RunStore:
                 folder.rmdir()
 
     def _remove_parts(self) -> None:
-        alone = self.shard.total == 1
-        remove_parts(self.work, RECORD, all_processes=alone)
-        remove_parts(self.path, *self.OUTPUTS, all_processes=alone)
+        remove_parts(self.work, RECORD, all_processes=True)
+        remove_parts(self.path, *self.OUTPUTS, all_processes=True)
 
 
 def read_json(path: Path) -> Any:
