@@ -22,6 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from selfadapt.budget import TimeBudget, as_tuple, with_preset
 from selfadapt.checks import check_number
 from selfadapt.computed import Computed
 from selfadapt.engine import RECORD_AT, Fast, Network
@@ -30,7 +31,6 @@ from selfadapt.method import Method, check_steps
 from selfadapt.models.interface import Interface
 from selfadapt.modes import MODES, ModeName
 from selfadapt.norm import Alpha
-from selfadapt.pacing import Pace, as_tuple, with_preset
 from selfadapt.pseudo import check_psi, ignore_label, pseudo_label
 from selfadapt.steps import StepRule, find_step_rule, fixed_length
 from selfadapt.views import SCALES, Size, View, size_of
@@ -117,7 +117,7 @@ class SelfAdapt(Method):
         find_loss(loss), find_step_rule(step)  # refuse unknown names before the network is run
         check_number("step_scale", settings["step_scale"], 0.01, 1)
         check_number("final_weight", settings["final_weight"], 0, 1)
-        pace = None if budget_ms is None else Pace(budget_ms)
+        budget = None if budget_ms is None else TimeBudget(budget_ms)
         super().__init__(
             model, alpha=alpha, mode=mode, max_pixels=max_pixels, compare=compare, fast=fast,
             interface=interface,
@@ -133,9 +133,9 @@ class SelfAdapt(Method):
         self.views = self._choose_views(settings["scales"], views)
         self._note_gray()
         self._final_views = self._choose_views(self.final_scales) if self.final_scales else ()
-        self._pace = pace
+        self._budget = budget
         self._num_steps: int | None = None  # that fit into the budget on a GPU
-        if pace is not None and self.engine.device.type != "cuda":
+        if budget is not None and self.engine.device.type != "cuda":
             self.estimate(1, 1)  # measures, before the clock of an image runs
 
     def compute(self, network: Network, image: Tensor) -> Computed:
@@ -174,7 +174,7 @@ class SelfAdapt(Method):
         return lambda logits: loss(torch.where(is_empty, logits.detach(), logits), target[None])
 
     def _steps_note(self, num_steps: int) -> tuple[str, ...]:
-        if self._pace is None or num_steps == self.steps:
+        if self._budget is None or num_steps == self.steps:
             return ()
         return (f"{num_steps} of {self.steps} steps fit into {self.budget_ms:g} ms",)
 
@@ -200,9 +200,9 @@ class SelfAdapt(Method):
     # within a budget
 
     def _compute_all(self, image: Tensor) -> Computed:
-        if self._pace is None or image.is_cuda:
+        if self._budget is None or image.is_cuda:
             return super()._compute_all(image)
-        return self._compute_in_time(image, time.perf_counter() + self._pace.seconds)
+        return self._compute_in_time(image, time.perf_counter() + self._budget.seconds)
 
     def _compute_in_time(self, image: Tensor, deadline: float) -> Computed:
         """Do what there is time for on a CPU, and at least one plain pass."""
@@ -227,13 +227,13 @@ class SelfAdapt(Method):
         return Computed(logits=logits, source_logits=source, notes=(note,))
 
     def _computed(self, image: Tensor, size: Size) -> Computed:
-        if self._pace is not None and image.is_cuda:
+        if self._budget is not None and image.is_cuda:
             measure = partial(self._seconds, image, size)
             on_step = self.on_step
             if on_step is not None:  # the steps of measuring are nobody's business, but as slow
                 self.on_step = lambda number, loss: None
             try:
-                self._num_steps = self._pace.steps(self.steps, image[0].numel(), measure)
+                self._num_steps = self._budget.steps(self.steps, image[0].numel(), measure)
             finally:
                 self.on_step = on_step
         return super()._computed(image, size)

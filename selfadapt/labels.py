@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from selfadapt.checks import check_number, shortened
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.pseudo import IGNORE
 
 Color = tuple[int, int, int]

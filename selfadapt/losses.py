@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from selfadapt.checks import check_number
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.pseudo import ignore_label
 from selfadapt.views import constant
 

@@ -22,7 +22,7 @@ from selfadapt.entropy import MEMO, EntropyMin, InTEnt, Tent
 from selfadapt.explain import Explanation
 from selfadapt.images import Image
 from selfadapt.method import Common, Method
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.result import Result
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.views import OfficialView, Size, View, pil_resize, resize, size_of
 
 ModeName = Literal["paper", "official"]

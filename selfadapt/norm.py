@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import FrozenBatchNorm2d
 
-from selfadapt.names import matches, nearest
+from selfadapt.patterns import matches, nearest
 
 Alpha = float | Mapping[str, float]
 """One alpha for every layer, or an alpha by name pattern; the first pattern that matches counts."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 
 StepRule = Callable[[list[Tensor], list[Tensor], float], None]
 

@@ -1,6 +1,7 @@
 """A module imports only from rows above its own, so that the edge can be dropped or replaced."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import selfadapt
 
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
-    {"names", "checks", "devices", "files", "extras", "pseudo", "version", "views", "copying"},
-    {"labels", "recipes", "pacing", "modes", "ahead", "journal", "computed", "losses", "steps"},
+    {"patterns", "checks", "devices", "files", "optional", "pseudo", "version", "views", "copying"},
+    {"labels", "recipes", "budget", "modes", "prefetch", "journal", "computed", "losses", "steps"},
     {"norm", "dropout", "images", "streets", "classfile", "runs"},
     {"result", "metrics"},
     {"models", "data"},
@@ -53,6 +54,13 @@ def test_every_module_has_a_row() -> None:
     files = {path.stem for path in ROOT.glob("*.py") if path.name[0] != "_"}
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert files | packages == set().union(*ROWS)
+
+
+def test_the_page_on_architecture_has_these_rows() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    table = page.partition("## Layers")[2].partition("## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", cell)) for cell in cells] == ROWS
 
 
 CORE = ("adapt", "baselines", "entropy", "method", "norm", "views", "pseudo", "metrics", "losses")

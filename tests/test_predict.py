@@ -213,12 +213,12 @@ def test_reading_and_writing_are_bounded(
 ) -> None:
     monkeypatch.setattr(module, "num_readers", lambda: readers)
     num_read, num_written, num_called = 0, 0, 0
-    read_ahead, unwritten = [], []
+    prefetch, unwritten = [], []
 
     def read(path: Path) -> Tensor:
         nonlocal num_read
         num_read += 1
-        read_ahead.append(num_read - num_called)
+        prefetch.append(num_read - num_called)
         return read_image(path)
 
     def write(masks: Any, image: Image, base: Path, **_: Any) -> None:
@@ -236,7 +236,7 @@ def test_reading_and_writing_are_bounded(
     monkeypatch.setattr(module, "read_image", read)
     monkeypatch.setattr(module, "write_result", write)
     list(predict(Watched(method, count), images, bases))
-    assert max(read_ahead) <= AHEAD + readers + 1  # that which the network gets next is one of them
+    assert max(prefetch) <= AHEAD + readers + 1  # that which the network gets next is one of them
     assert 1 < max(unwritten) <= WAITING
 
 

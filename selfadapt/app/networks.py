@@ -11,7 +11,7 @@ from torch import nn
 from selfadapt.methods import METHODS, create_method
 from selfadapt.models import open_model
 from selfadapt.models.trained import TRAINED
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 
 MAX_FETCHED = 2
 """Fetched networks that are kept in memory; others are opened again from the disk."""

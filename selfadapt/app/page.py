@@ -41,7 +41,7 @@ from selfadapt.cost import duration
 from selfadapt.method import Method, Stopped
 from selfadapt.methods import create_method, summary_of
 from selfadapt.models.trained import TRAINED
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.streets import LOOKS, render
 from selfadapt.views import size_of
 

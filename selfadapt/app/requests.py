@@ -7,7 +7,7 @@ from typing import Any
 from selfadapt.adapt import LR
 from selfadapt.checks import check_number
 from selfadapt.methods import settings_of
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 
 SETTINGS = ("alpha", "psi", "lr", "steps", "scales")
 """Settings there are controls for."""

@@ -22,8 +22,8 @@ from selfadapt.cli.segment import PREDICT
 from selfadapt.cli.serve import SERVE
 from selfadapt.cli.verbs import RECIPE_VERBS, Parser
 from selfadapt.cli.words import check_settings, file_of_settings, spelled
-from selfadapt.extras import without_unsafe_advice
 from selfadapt.methods import is_own_method, load_method
+from selfadapt.optional import without_unsafe_advice
 from selfadapt.recipes import find_recipe, shipped_recipes
 
 USER_ERRORS = (ValueError, OSError, ModuleNotFoundError)

@@ -39,7 +39,7 @@ from selfadapt.demo.run import OWN, STREETS
 from selfadapt.devices import find_device
 from selfadapt.files import make_folder
 from selfadapt.labels import class_names
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.streets import TARGETS
 
 

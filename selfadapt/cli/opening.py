@@ -25,7 +25,7 @@ from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, find_method, settings_of
 from selfadapt.models.address import is_foreign
 from selfadapt.models.interface import Interface
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.steps import STEP_RULES
 
 NOT_FLAGS = {"views", "interface", "compare"}

@@ -27,11 +27,11 @@ from selfadapt.cli.verbs import (
 )
 from selfadapt.devices import refuse_torchrun
 from selfadapt.engine import RECORD_AT
-from selfadapt.extras import need
 from selfadapt.forecast import forecast
 from selfadapt.method import UNLIKE
 from selfadapt.models.spec import fingerprint
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
+from selfadapt.optional import need
 from selfadapt.predict import (
     DEFAULT,
     NOT_OF_VIDEOS,

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 from selfadapt.cli.opening import SHIPPED, model_arguments, open_models
 from selfadapt.cli.verbs import Verb
 from selfadapt.demo.run import STREETS
-from selfadapt.extras import need
+from selfadapt.optional import need
 
 
 def _serve_arguments(parser: ArgumentParser) -> None:

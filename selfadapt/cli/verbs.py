@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 import shtab
 from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter, Namespace
 
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.recipes import Kind
 from selfadapt.train import settings
 

@@ -14,7 +14,7 @@ from selfadapt.data.reading import size_of_file
 from selfadapt.data.samples import Dataset, Streets
 from selfadapt.data.tables import class_list_table
 from selfadapt.labels import ClassSpace, LabelTable, class_space
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.streets import CLASSES, LOOKS
 
 NUM_STREETS = 500

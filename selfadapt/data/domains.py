@@ -4,7 +4,7 @@ from pathlib import Path
 
 from selfadapt.data.catalog import DATASETS
 from selfadapt.data.datasets import DataConfig
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 
 
 def overlap(target: str, data: DataConfig) -> bool:

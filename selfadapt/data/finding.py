@@ -5,7 +5,7 @@ from pathlib import Path
 
 from selfadapt.data.catalog import DATASETS, Description
 from selfadapt.data.layouts import Listing, list_pairs
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 
 
 def describe(dataset: str) -> Description:

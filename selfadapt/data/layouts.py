@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from selfadapt.extras import need
 from selfadapt.labels import LabelTable
+from selfadapt.optional import need
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from selfadapt.methods import create_method
 from selfadapt.metrics import Score
 from selfadapt.models import open_model
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.predict import find_inputs
 from selfadapt.predict.stream import picture_notes
 from selfadapt.result import Result

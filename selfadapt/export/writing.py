@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from selfadapt.export.forward import adaptive_pool
 from selfadapt.export.trace import Settings, Trace, advice, explained, size_text, trace
-from selfadapt.extras import need
 from selfadapt.files import check_output, written_whole
+from selfadapt.optional import need
 from selfadapt.views import size_of
 
 TOLERANCE = 1e-4

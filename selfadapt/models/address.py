@@ -26,10 +26,10 @@ from torch import nn
 from torchvision.models import get_model, get_model_weights, segmentation
 
 from selfadapt.checks import check_number
-from selfadapt.extras import need
 from selfadapt.models.interface import MAX_CHANNELS
 from selfadapt.models.zoo import Architecture, StateDict
-from selfadapt.names import nearest
+from selfadapt.optional import need
+from selfadapt.patterns import nearest
 
 ADDRESS = re.compile(r"(torchvision|smp):(.+)")
 MAX_LAYERS = 1000

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from selfadapt.extras import need
+from selfadapt.optional import need
 
 Style = Literal["pytorch", "caffe"]
 Dilation = Literal["released", "torchvision", "every block"]

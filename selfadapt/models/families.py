@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from selfadapt.models.norms import MIXING
-from selfadapt.names import matches, nearest
 from selfadapt.norm import is_batchnorm
+from selfadapt.patterns import matches, nearest
 
 
 @dataclass(frozen=True)

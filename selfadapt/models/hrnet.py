@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfadapt.extras import need
+from selfadapt.optional import need
 
 BRANCHES = (1, 2, 3, 4)
 """timm's indices of the four branches; 0 is the stem."""

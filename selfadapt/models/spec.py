@@ -14,7 +14,7 @@ from selfadapt.models.address import library_architecture
 from selfadapt.models.interface import MAX_CHANNELS
 from selfadapt.models.norms import NORMS, replace_batchnorm
 from selfadapt.models.zoo import MODELS, Architecture
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 
 MAX_WORDS = 200
 """Most characters of what a network was trained on."""

@@ -6,7 +6,7 @@ normalises with LayerNorm, which keeps no statistics of the source domain: SaN a
 
 from torch import nn
 
-from selfadapt.extras import need
+from selfadapt.optional import need
 
 SWIN_TINY = "swin_tiny_patch4_window7_224"
 ANY_SIZE = {"strict_img_size": False, "always_partition": True}

@@ -10,11 +10,11 @@ import torch
 from PIL import Image as PILImage
 from torch import Tensor
 
-from selfadapt.extras import need
 from selfadapt.files import make_folder
 from selfadapt.images import Image, label_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
+from selfadapt.optional import need
 from selfadapt.predict.folder import Key, PredictFolder
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import Masks, write_png

@@ -16,7 +16,7 @@ from selfadapt.classfile import classes_json
 from selfadapt.files import make_folder, written_whole
 from selfadapt.images import Image, colored, label_image, overlay, rgb_image
 from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.predict.legend import heading, legend, legend_below, text_size
 from selfadapt.result import ResizedMap, Result, map_parts
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.devices import num_cores
 from selfadapt.engine import described
 from selfadapt.images import Image, num_pictures, read_image
 from selfadapt.labels import Classes
 from selfadapt.models.interface import Interface
 from selfadapt.predict.outputs import DEFAULT, Masks, masks_of, write_result
+from selfadapt.prefetch import num_readers, prefetch
 from selfadapt.result import Result
 
 AHEAD = 2
@@ -87,7 +87,7 @@ def image_units(
             return error, ()
         return image, picture_notes(path)
 
-    with closing(read_ahead(read, images, num_readers())) as every:
+    with closing(prefetch(read, images, num_readers())) as every:
         for path, base, (image, notes) in zip(images, bases, every, strict=True):
             yield Unit(path, image, partial(write_result, base=base, outputs=outputs), notes)
 

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from PIL import Image as PILImage
 
-from selfadapt.extras import need
 from selfadapt.files import written_whole
 from selfadapt.images import colored
 from selfadapt.labels import Color
+from selfadapt.optional import need
 from selfadapt.predict.outputs import Masks, panel, side_by_side
 
 USUAL_RATE = Fraction(25)

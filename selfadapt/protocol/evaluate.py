@@ -33,19 +33,19 @@ from rich.progress import (
 )
 from torch import Tensor
 
-from selfadapt.ahead import num_readers, read_ahead
 from selfadapt.cost import duration
 from selfadapt.data import Sample
 from selfadapt.devices import find_device, refuse_torchrun
 from selfadapt.engine import described
 from selfadapt.engine.counting import count_pixels
-from selfadapt.extras import without_unsafe_advice
 from selfadapt.forecast import image_seconds, is_short
 from selfadapt.images import enlarged, read_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names
 from selfadapt.methods import Segments
 from selfadapt.metrics import Counts, in_space, iou
+from selfadapt.optional import without_unsafe_advice
+from selfadapt.prefetch import num_readers, prefetch
 from selfadapt.protocol.domains import Domain, open_domains
 from selfadapt.protocol.folder import RunFolder
 from selfadapt.protocol.pictures import draw_pictures
@@ -305,7 +305,7 @@ class Evaluation:
             except (ValueError, OSError) as error:
                 return error
 
-        with closing(read_ahead(read, numbers, num_readers())) as every:
+        with closing(prefetch(read, numbers, num_readers())) as every:
             yield from zip(numbers, every, strict=True)
 
     def predict(self, domain: Domain, loaded: Loaded, trial: Trial) -> tuple[Tensor, Result]:

@@ -15,7 +15,7 @@ from selfadapt.data import DATASETS, DataConfig
 from selfadapt.data.domains import overlap, same_folder
 from selfadapt.labels import ClassSpace, class_space
 from selfadapt.methods import check_method, is_own_method
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 
 
 @dataclass(frozen=True, kw_only=True)

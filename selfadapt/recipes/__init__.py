@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 
 Kind = Literal["train", "evaluate"]
 

@@ -19,7 +19,7 @@ Example:
 import numpy as np
 
 from selfadapt.labels import STREETS_9
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 from selfadapt.streets.film import develop
 from selfadapt.streets.looks import LOOKS, Look
 from selfadapt.streets.painter import paint

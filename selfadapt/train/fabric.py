@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from selfadapt.devices import num_cores
-from selfadapt.extras import need
+from selfadapt.optional import need
 
 if TYPE_CHECKING:
     from selfadapt.train.recipe import TrainConfig

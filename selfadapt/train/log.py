@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from selfadapt.extras import need
 from selfadapt.files import written_whole
+from selfadapt.optional import need
 
 STEPS = ("step", "epoch", "loss", "lr", "images_per_s")
 VALIDATION = ("epoch", "alpha", "mIoU")

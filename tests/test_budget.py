@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from conftest import random_image
 from selfadapt import Interface, SelfAdapt
 from selfadapt.baselines import SaNOnly, Source
-from selfadapt.pacing import PRESETS, Pace
+from selfadapt.budget import PRESETS, TimeBudget
 
 
 def test_as_many_steps_are_taken_as_fit() -> None:
@@ -18,7 +18,7 @@ def test_as_many_steps_are_taken_as_fit() -> None:
         calls.append(steps)
         return 0.030 + 0.010 * steps
 
-    pace = Pace(75)
+    pace = TimeBudget(75)
     assert pace.steps(10, 1000, measure) == 4
     assert pace.steps(3, 1000, measure) == 3
     assert pace.steps(10, 500, measure) == 10
@@ -30,8 +30,8 @@ def test_as_many_steps_are_taken_as_fit() -> None:
 
 
 def test_a_budget_without_end_takes_all_steps() -> None:
-    assert Pace(float("inf")).steps(7, 10, lambda steps: 1.0 * steps) == 7
-    assert Pace(1000).steps(7, 10, lambda steps: 1.0 / steps) == 1, "measured badly"
+    assert TimeBudget(float("inf")).steps(7, 10, lambda steps: 1.0 * steps) == 7
+    assert TimeBudget(1000).steps(7, 10, lambda steps: 1.0 / steps) == 1, "measured badly"
 
 
 def test_a_budget_changes_the_number_of_steps_and_says_so(tiny: nn.Module, image: Tensor) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from selfadapt.checks import check_number
-from selfadapt.names import nearest
+from selfadapt.patterns import nearest
 
 PRESETS: dict[str, dict[str, Any]] = {
     "realtime": {
@@ -47,17 +47,17 @@ def with_preset(
     return given | PRESETS[preset]
 
 
-class Pace:
+class TimeBudget:
     """Finds out how many steps fit into a budget.
 
     Args:
         budget_ms: Milliseconds for an image.
 
     Example:
-        >>> pace = Pace(50)
-        >>> pace.steps(10, 100, measure=lambda steps: 0.020 + 0.005 * steps)
+        >>> budget = TimeBudget(50)
+        >>> budget.steps(10, 100, measure=lambda steps: 0.020 + 0.005 * steps)
         6
-        >>> pace.steps(10, 150, measure=lambda steps: 1.0)  # known by now
+        >>> budget.steps(10, 150, measure=lambda steps: 1.0)  # known by now
         2
     """
 

@@ -18,7 +18,7 @@ def num_readers() -> int:
     return max(1, min(MOST_READERS, num_cores() // 2))
 
 
-def read_ahead(
+def prefetch(
     read: Callable[[Item], Read], items: Iterable[Item], readers: int
 ) -> Generator[Read, None, None]:
     """Yield ``read(item)`` of every item, in their order, while those after it are read.
@@ -27,7 +27,7 @@ def read_ahead(
     nothing more is read then.
 
     Example:
-        >>> list(read_ahead(str.upper, ["a", "b", "c"], readers=2))
+        >>> list(prefetch(str.upper, ["a", "b", "c"], readers=2))
         ['A', 'B', 'C']
     """
     pool = ThreadPoolExecutor(readers)

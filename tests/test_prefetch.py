@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from selfadapt import ahead
-from selfadapt.ahead import num_readers, read_ahead
+from selfadapt import prefetch as prefetch_module
+from selfadapt.prefetch import num_readers, prefetch
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 20])
@@ -17,7 +17,7 @@ def test_items_come_in_their_order(number: int) -> None:
         slow.wait(0.002 * (item % 3))
         return 10 * item
 
-    assert list(read_ahead(read, range(number), 3)) == [10 * item for item in range(number)]
+    assert list(prefetch(read, range(number), 3)) == [10 * item for item in range(number)]
 
 
 def test_several_are_read_at_once() -> None:
@@ -27,7 +27,7 @@ def test_several_are_read_at_once() -> None:
         together.wait()
         return item
 
-    assert list(read_ahead(read, range(9), 3)) == list(range(9))
+    assert list(prefetch(read, range(9), 3)) == list(range(9))
 
 
 def test_no_more_is_read_than_there_are_readers_ahead_of_what_is_used() -> None:
@@ -38,12 +38,12 @@ def test_no_more_is_read_than_there_are_readers_ahead_of_what_is_used() -> None:
             taken.append(item)
             yield item
 
-    for used, _ in enumerate(read_ahead(str, items(), 2)):
+    for used, _ in enumerate(prefetch(str, items(), 2)):
         assert len(taken) <= used + 1 + 2
 
 
 def test_what_cannot_be_read_is_raised_in_its_place() -> None:
-    every = read_ahead(lambda item: 6 // item, [3, 2, 0, 1], 2)
+    every = prefetch(lambda item: 6 // item, [3, 2, 0, 1], 2)
     assert [next(every), next(every)] == [2, 3]
     with pytest.raises(ZeroDivisionError):
         next(every)
@@ -51,7 +51,7 @@ def test_what_cannot_be_read_is_raised_in_its_place() -> None:
 
 def test_nothing_is_read_after_the_end() -> None:
     read: list[int] = []
-    every = read_ahead(read.append, range(1000), 2)
+    every = prefetch(read.append, range(1000), 2)
     next(every)
     every.close()
     assert len(read) <= 4
@@ -59,7 +59,7 @@ def test_nothing_is_read_after_the_end() -> None:
 
 @pytest.mark.parametrize(("cores", "readers"), [(1, 1), (2, 1), (3, 1), (4, 2), (16, 8), (128, 8)])
 def test_half_of_the_cores_read(cores: int, readers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "num_cores", lambda: cores)
+    monkeypatch.setattr(prefetch_module, "num_cores", lambda: cores)
     assert num_readers() == readers
 
 
@@ -69,4 +69,4 @@ def test_processes_of_a_machine_share_its_cores(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", started)
-    assert ahead.num_cores() == cores
+    assert prefetch_module.num_cores() == cores
