@@ -32,31 +32,17 @@ def written_whole(path: Path) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
 
 
-def remove_parts(folder: Path, *files: str, all_processes: bool = False) -> None:
-    """Remove what processes that are gone have left half written.
+def remove_parts(folder: Path, *files: str) -> None:
+    """Remove what processes that are gone have left half written; nobody may write there now.
 
     Args:
         folder: Where they wrote.
         files: What they wrote, as patterns relative to the folder; anything else stays.
-        all_processes: Nobody else writes there now, whatever runs under the number of a process.
     """
     for file in map(Path, files):
         for aside in folder.glob(str(file.parent / f".{file.name}.*.part")):
-            process = aside.name.split(".")[-2]
-            if process.isdecimal() and (all_processes or not _is_running(int(process))):
+            if aside.name.split(".")[-2].isdecimal():
                 shutil.rmtree(aside) if aside.is_dir() else aside.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    if os.name == "nt":  # where looking for a process would end it
-        return True
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # it is somebody else's
-        pass
-    return True
 
 
 def file_name(text: str) -> str:

@@ -118,7 +118,7 @@ def test_a_network_in_the_hubs_cache(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     model = selfadapt.create_model("hf:someone/segformer")
     assert len(model.spec.classes) == 5
-    with pytest.raises(ValueError, match="hf:someone/else could not be fetched"):
+    with pytest.raises(ValueError, match="hf:someone/else cannot be opened: it could not"):
         selfadapt.create_model("hf:someone/else")
 
 

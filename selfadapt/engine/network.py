@@ -226,7 +226,8 @@ class Network:
         x, reuse = self._input(image, again)
         try:
             with ExitStack() as stack:
-                stack.enter_context(self._autocast(steps=torch.is_grad_enabled()))
+                half = self.plan.adapt if torch.is_grad_enabled() else self.plan.predict
+                stack.enter_context(_autocast(self.device.type, half))
                 if self.plan.runs("kernels"):
                     from selfadapt.engine.kernels.fused import fusing  # needs Triton
 
@@ -265,23 +266,22 @@ class Network:
         self._reused_for = image, version(image), x, self._drift
         self._reuse = Reuse(
             self.model, self.tuned, [x, *frozen, *buffers], self._drift,
-            partial(self._autocast, steps=False),
+            partial(_autocast, self.device.type, self.plan.predict),
         )  # fmt: skip
         return x, self._reuse
 
-    def _autocast(self, steps: bool) -> AbstractContextManager[Any]:
-        """Set the kind of numbers to compute with: the plan's, or else the caller's.
 
-        Autocast keeps 16-bit copies of weights; after a step they would be outdated.
-        """
-        kind = self.device.type
-        if kind not in ("cpu", "cuda"):
-            return nullcontext()
-        half = self.plan.adapt if steps else self.plan.predict
-        if half is not None:
-            return torch.autocast(kind, half, cache_enabled=False)
-        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        return torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False)
+def _autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Set the numbers to compute with: 16-bit ones, or what the caller's autocast says.
+
+    Autocast keeps 16-bit copies of weights; after a step they would be outdated.
+    """
+    if device not in ("cpu", "cuda"):
+        return nullcontext()
+    if dtype is not None:
+        return torch.autocast(device, dtype, cache_enabled=False)
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return torch.autocast(device, dtype, enabled=enabled, cache_enabled=False)
 
 
 def _advice(error: Exception) -> str:

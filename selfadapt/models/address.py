@@ -126,9 +126,9 @@ def open_folder(address: str) -> nn.Module:
         check_number("in_channels", settings.get("in_channels", 3), 1, MAX_CHANNELS, whole=True)
         kind = smp.MODEL_ARCHITECTURES_MAPPING.get(str(settings.get("_model_class")).lower())
         given = {k: v for k, v in settings.items() if not k.startswith("_")}
-        _check_size(lambda: kind(**{**given, "encoder_weights": None}), folder)
         if not _is_encoder(smp, str(encoder)):  # it may be an address, which would be fetched
             raise ValueError(f"there is no encoder {encoder!r}")
+        _check_size(lambda: kind(**{**given, "encoder_weights": None}), folder)
         return smp.from_pretrained(folder, strict=True, encoder_weights=None).eval()
     except Exception as error:  # files of others fail in many ways
         reason = _reason(error)

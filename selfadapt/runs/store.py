@@ -119,8 +119,9 @@ class RunStore:
 
     def check(self, identity: Mapping[str, Any], *, overwrite: bool = False) -> bool:
         """Return True if there is a run to go on with; refuse any other, and change nothing."""
-        if not (self.work / RECORD).exists():
-            if self.work.is_dir() and any(p.name[0] != "." for p in self.work.iterdir()):
+        is_empty = not self.work.is_dir() or all(p.name[0] == "." for p in self.work.iterdir())
+        if not (self.work / RECORD).exists():  # looked for last: another share may just write it
+            if not is_empty:
                 raise FileExistsError(
                     f"{self.path} holds other files and no {self.NAME.partition(' ')[2]} of this "
                     "version of selfadapt; give an empty or new folder"
@@ -266,8 +267,8 @@ class RunStore:
                 folder.rmdir()
 
     def _remove_parts(self) -> None:
-        remove_parts(self.work, RECORD, all_processes=True)
-        remove_parts(self.path, *self.OUTPUTS, all_processes=True)
+        remove_parts(self.work, RECORD)
+        remove_parts(self.path, *self.OUTPUTS)
 
 
 def read_json(path: Path) -> Any:
