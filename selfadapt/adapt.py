@@ -1,14 +1,14 @@
 """Self-adaptation: the paper's method, one image at a time.
 
     views        the image at several scales, plain and flipped in gray        views.py
-    pseudo-label the views' mean prediction, where it is sure                  pseudo.py
+    pseudo-label the views' mean prediction, where it is confident             pseudo.py
     steps        gradient descent on the cross-entropy to the pseudo-label     engine/network.py
     prediction   one forward pass with the tuned weights, which are dropped
     SaN          in every forward pass, BatchNorm mixes in the image           norm.py
 
-The paper leaves open which statistics BatchNorm uses inside the loop. Both answers are here by
-name: ``paper`` takes SaN with alpha there as everywhere, ``official`` does what the released code
-does: image statistics alone, with running statistics that follow the image from step to step.
+The paper leaves open which statistics BatchNorm uses inside the loop. The mode decides: ``paper``
+uses SaN with alpha there as everywhere; ``official`` does what the released code does: image
+statistics alone, with running statistics that follow the image from step to step.
 """
 
 import inspect
@@ -38,15 +38,17 @@ from selfadapt.views import SCALES, Size, View, size_of
 LR = {"paper": 0.02, "official": 0.05}
 """Learning rate of each mode, chosen on the validation domain."""
 STEP_LENGTH = 0.05
-"""Learning rate of steps of fixed length, on networks of very different make."""
-NO_PIXEL = "no pixel is sure enough for a pseudo-label: nothing was learned from this image"
+"""Learning rate of steps of fixed length, the same for all architectures."""
+NO_PIXEL = (
+    "no pixel is confident enough for a pseudo-label: the network was not adapted to this image"
+)
 
 
 class SelfAdapt(Method):
     """Adapt the network to its own pseudo-label of the image (Bahmani et al., TMLR 2023).
 
     Args:
-        model: Any segmentation network. It is never written to.
+        model: Any segmentation network. It is never modified.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
         psi: Confidence threshold of the pseudo-label, 0 to 1.
         lr: Learning rate of the steps (eta in the paper). None: 0.02; 0.05 in official mode and
@@ -58,17 +60,19 @@ class SelfAdapt(Method):
             ``gradient-descent``; ``fixed-length``: every step has the length lr.
         scales: Scales of the views, each taken plain and flipped in gray.
         step_scale: Scale of the image that the steps are taken on, up to 1.
-        final_scales: Scales of views that the adapted network predicts beside the image.
-        final_weight: Weight of their mean in the prediction, 0 to 1.
-        preset: Settings that go together by name: ``realtime`` does with a few smaller steps. They
-            take the place of what has its default value.
-        budget_ms: Milliseconds for an image: as many of the steps are taken as fit, and at least
-            one plain pass. Loading it does not count, nor what a GPU prepares on the first images.
+        final_scales: Scales of views that the adapted network also predicts, to be averaged with
+            its prediction for the image.
+        final_weight: Weight of the mean over these views in the prediction, 0 to 1.
+        preset: Name of a set of settings: ``realtime`` takes two steps on a smaller image. They
+            replace default values; a setting given beside it that differs is an error.
+        budget_ms: Time limit for an image in milliseconds: as many of ``steps`` are taken as fit,
+            and at least one forward pass. Loading the image is not included, nor compilation on a
+            GPU for the first images.
         adapt: Name patterns of the layers to adapt. None: the network's default.
         mode: ``paper``: the equations as written; ``official``: the released code, to the number.
         views: Views to take instead of those that ``scales`` gives.
-        max_pixels: Larger images are scaled down to this many pixels, and the result is brought
-            back. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
+        max_pixels: Larger images are scaled down to this many pixels, and the result is scaled
+            up again. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
         compare: Also predict with the network as trained, for before and after.
         fast: Take shortcuts to the same result, on a GPU with 16-bit arithmetic. False: none; in
             Python a ``Fast`` says which.
@@ -167,9 +171,9 @@ class SelfAdapt(Method):
         )
 
     def _loss_for(self, target: Tensor, is_empty: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the loss of logits for a pseudo-label; without labels it has no gradient."""
+        """Return the loss of logits; its gradient is zero if no pixel has a label."""
         loss = find_loss(self.loss)
-        if isinstance(loss, CrossEntropy):  # it has none there
+        if isinstance(loss, CrossEntropy):  # its gradient is zero then
             return lambda logits: loss(logits, target[None])
         return lambda logits: loss(torch.where(is_empty, logits.detach(), logits), target[None])
 
@@ -179,21 +183,21 @@ class SelfAdapt(Method):
         return (f"{num_steps} of {self.steps} steps fit into {self.budget_ms:g} ms",)
 
     def topics(self) -> dict[str, str]:
-        """Return what ``explain`` says of this method beside what it says of all, by topic."""
+        """Return what ``explain`` adds for this method, by topic."""
         loss, rule = find_loss(self.loss), find_step_rule(self.step)
         cost = "on scores at full size"
         if self.engine.plan().runs("kernels"):
-            is_known = isinstance(loss, CrossEntropy)
+            is_fused = isinstance(loss, CrossEntropy)
             cost = (
                 "computed before scores are upsampled"
-                if is_known
-                else ("on scores at full size: no kernel knows it, which costs time and memory")
+                if is_fused
+                else ("on scores at full size: it has no fused kernel, which costs time and memory")
             )
         name = self.loss if isinstance(self.loss, str) else repr(loss)
         return {"loss": f"{name}, {cost}", "step": getattr(rule, "__name__", repr(rule))}
 
     def work(self) -> tuple[float, float]:
-        """Return how many forward passes and steps an image takes, beside the one to compare."""
+        """Return the number of forward passes and steps per image, without the one to compare."""
         steps = self.steps * self._area([View(self.step_scale)])
         return self._area(self.views) + 1 + self._area(self._final_views), steps
 
@@ -205,7 +209,7 @@ class SelfAdapt(Method):
         return self._compute_in_time(image, time.perf_counter() + self._budget.seconds)
 
     def _compute_in_time(self, image: Tensor, deadline: float) -> Computed:
-        """Do what there is time for on a CPU, and at least one plain pass."""
+        """Take as many steps as there is time for on a CPU, and at least one forward pass."""
         estimate = self.estimate(*size_of(image))
         plain, start, source = estimate.plain_seconds, time.perf_counter(), None
         if self.compare:
@@ -230,7 +234,7 @@ class SelfAdapt(Method):
         if self._budget is not None and image.is_cuda:
             measure = partial(self._seconds, image, size)
             on_step = self.on_step
-            if on_step is not None:  # the steps of measuring are nobody's business, but as slow
+            if on_step is not None:  # steps of the measurement are not reported, but take as long
                 self.on_step = lambda number, loss: None
             try:
                 self._num_steps = self._budget.steps(self.steps, image[0].numel(), measure)
@@ -239,7 +243,7 @@ class SelfAdapt(Method):
         return super()._computed(image, size)
 
     def _seconds(self, image: Tensor, size: Size, steps: int) -> float:
-        """Return how long it takes on a GPU with so many steps, once it has been prepared."""
+        """Measure the time with ``steps`` steps on a GPU, after compilation and recording."""
         self._num_steps = steps
         for _ in range(RECORD_AT + 1):
             start = time.perf_counter()

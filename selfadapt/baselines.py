@@ -33,7 +33,7 @@ class SaNOnly(Method):
     """Mix the image's statistics into BatchNorm, in one forward pass (Bahmani et al., 2023).
 
     Args:
-        model: Any segmentation network. It is never written to.
+        model: Any segmentation network. It is never modified.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
         **common: See ``Method``.
     """
@@ -44,7 +44,7 @@ class SaNOnly(Method):
 
 
 class Source(SaNOnly):
-    """Take the network as it was trained (t-BN)."""
+    """Predict with the network as trained (t-BN)."""
 
     def __init__(self, model: nn.Module, **common: Unpack[Common]) -> None:
         super().__init__(model, alpha=0.0, **common)
@@ -64,7 +64,7 @@ class TTA(Method):
     """Average the predictions over scaled, flipped and gray views (test-time augmentation).
 
     Args:
-        model: Any segmentation network. It is never written to.
+        model: Any segmentation network. It is never modified.
         alpha: Weight of the image statistics in SaN, 0 to 1; 0: without SaN.
         scales: Scales of the views, each taken plain and flipped in gray.
         views: Views to take instead of those that ``scales`` gives.
@@ -90,7 +90,7 @@ class TTA(Method):
         return Computed(probs=fused, fused=fused)
 
     def work(self) -> tuple[float, float]:
-        """Return how many forward passes and steps an image takes, beside the one to compare."""
+        """Return the number of forward passes and steps per image, without the one to compare."""
         return self._area(self.views), 0.0
 
 
@@ -98,7 +98,7 @@ class MCDropout(Method):
     """Average several passes with dropout switched on (Gal and Ghahramani, 2016).
 
     Args:
-        model: Any segmentation network. It is never written to.
+        model: Any segmentation network. It is never modified.
         passes: Number of passes.
         rate: Dropout rate. None: as the network was trained. A network that uses no dropout layer
             gets dropout after every ReLU, at 0.1 if None.
@@ -123,7 +123,7 @@ class MCDropout(Method):
             check_rate(rate)
         super().__init__(model, alpha=alpha, **common)
         self.passes, self.rate, self.seed = passes, rate, seed
-        self.engine.is_random = True  # a replay would drop the same again
+        self.engine.is_random = True  # a replay would repeat the same dropout masks
         self._layers, num_relus = self._dropout_layers()
         if not (self._layers or num_relus):
             raise ValueError(
@@ -147,7 +147,7 @@ class MCDropout(Method):
             return Computed(probs=fuse(network.probs(image) for _ in range(self.passes)))
 
     def work(self) -> tuple[float, float]:
-        """Return how many forward passes and steps an image takes, beside the one to compare."""
+        """Return the number of forward passes and steps per image, without the one to compare."""
         return float(self.passes), 0.0
 
     def _dropout_layers(self) -> tuple[list[str], int]:
@@ -208,12 +208,12 @@ class Ensemble:
         return f"Ensemble of {len(self.members)}, each\n{self.members[0]!r}"
 
     def explain(self) -> Explanation:
-        """Return what is decided for the first network and its device, and why."""
+        """Return the decisions made for the first network and its device, and why."""
         first = self.members[0].explain()
         return replace(first, title=f"Ensemble of {len(self.members)}, the first: {first.title}")
 
     def estimate(self, height: int, width: int) -> Estimate:
-        """Return what an image of this size will take on a CPU, about; see ``Method``."""
+        """Estimate the time and memory of an image of this size on a CPU, see ``Method``."""
         each = [member.estimate(height, width) for member in self.members]
         seconds = sum(estimate.seconds for estimate in each)
         plain = sum(estimate.plain_seconds for estimate in each)
@@ -245,17 +245,17 @@ def _check_same_classes(networks: Sequence[nn.Module]) -> None:
 
 
 def _averaged(mean: Result, num: int, other: Result) -> Result:
-    """Take one more result into the mean of ``num``; a map that one of them lacks is left out."""
+    """Update the mean of ``num`` results with another; a map that either lacks is dropped."""
     if len(mean.probs) != len(other.probs):
         raise ValueError(
             "the networks of an ensemble must have the same classes, "
             f"got {len(mean.probs)} and {len(other.probs)} of them"
         )
 
-    def average(these: Tensor | None, those: Tensor | None) -> Tensor | None:
-        if these is None or those is None:
+    def average(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+        if a is None or b is None:
             return None
-        return (num * these + those.to(these.device)) / (num + 1)
+        return (num * a + b.to(a.device)) / (num + 1)
 
     return Result(
         probs=(num * mean.probs + other.probs.to(mean.probs.device)) / (num + 1),

@@ -1,4 +1,4 @@
-"""How long an image may take: settings that go together, and steps that fit into a budget."""
+"""Presets of settings, and the number of steps that fit into a time budget."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "final_scales": (0.5,), "final_weight": 0.6,
     },
 }  # fmt: skip
-"""Settings that go together, chosen on the validation domain."""
+"""Sets of settings by name, chosen on the validation domain."""
 NEAR = 2
 """Sizes that differ by no more than this factor take time in proportion to their pixels."""
 
@@ -26,11 +26,11 @@ def as_tuple(numbers: Any) -> Any:
 def with_preset(
     preset: str | None, given: dict[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> dict[str, Any]:
-    """Return settings, with those of a preset in the place of what a method has by itself.
+    """Return settings, with default values replaced by those of a preset.
 
     Args:
         preset: Its name; None: no preset.
-        given: The settings a preset may set, as they were given.
+        given: Values of the settings that a preset may set.
         parameters: The method's parameters.
     """
     if preset is None:
@@ -48,7 +48,7 @@ def with_preset(
 
 
 class TimeBudget:
-    """Finds out how many steps fit into a budget.
+    """Computes how many steps fit into a time budget.
 
     Args:
         budget_ms: Milliseconds for an image.
@@ -57,20 +57,20 @@ class TimeBudget:
         >>> budget = TimeBudget(50)
         >>> budget.steps(10, 100, measure=lambda steps: 0.020 + 0.005 * steps)
         6
-        >>> budget.steps(10, 150, measure=lambda steps: 1.0)  # known by now
+        >>> budget.steps(10, 150, measure=lambda steps: 1.0)  # already measured
         2
     """
 
     def __init__(self, budget_ms: float) -> None:
         check_number("budget_ms", budget_ms, 0)
         self.seconds = budget_ms / 1000
-        self._times: dict[int, tuple[float, float]] = {}  # by pixels: a step, and all the rest
+        self._times: dict[int, tuple[float, float]] = {}  # by pixels: of a step, and of the rest
 
     def steps(self, most: int, pixels: int, measure: Callable[[int], float]) -> int:
         """Return how many of ``most`` steps there is time for.
 
         Args:
-            most: Steps that are wanted.
+            most: Number of steps without a limit.
             pixels: Pixels of the image.
             measure: Returns the seconds an image takes with a number of steps.
         """

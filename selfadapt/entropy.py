@@ -1,4 +1,4 @@
-"""Methods that go by the entropy of the prediction: the surer, the better.
+"""Methods that minimise or weigh by the entropy of the prediction.
 
 H(p) = - sum_c p_c log p_c, averaged over the pixels
 """
@@ -49,7 +49,7 @@ class _MinimisesEntropy(Method):
         return Computed(logits=network.logits(image), losses=losses)
 
     def work(self) -> tuple[float, float]:
-        """Return how many forward passes and steps an image takes, beside the one to compare."""
+        """Return the number of forward passes and steps per image, without the one to compare."""
         return 1.0, float(self.steps)
 
     def _step(self, network: Network, image: Tensor) -> Tensor:
@@ -58,10 +58,10 @@ class _MinimisesEntropy(Method):
 
 
 class EntropyMin(_MinimisesEntropy):
-    """Minimise the entropy of the prediction on the layers self-adaptation tunes (Table 5b).
+    """Minimise the entropy of the prediction on the layers that self-adaptation tunes (Table 5b).
 
     Args:
-        model: Any segmentation network. It is never written to.
+        model: Any segmentation network. It is never modified.
         steps: Number of steps.
         lr: Learning rate of the steps.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
@@ -90,7 +90,7 @@ class Tent(_MinimisesEntropy):
     step; the original gives the one before it.
 
     Args:
-        model: Any segmentation network. It is never written to.
+        model: Any segmentation network. It is never modified.
         steps: Number of steps.
         lr: Learning rate of the steps.
         alpha: Weight of the image statistics in SaN, 0 to 1; the original has 1.
@@ -114,12 +114,12 @@ class MEMO(_MinimisesEntropy):
     """Minimise the entropy of the mean prediction over views (MEMO; Zhang et al., 2022).
 
     Views are undone before they are averaged, as a pixel's class does not change with them. The
-    mean is made first, without gradients; then each view adds its share of the gradient by itself.
-    The result is the same as with all views at once, and the memory that of one. Official mode
+    mean is computed first, without gradients; then the gradient is accumulated view by view. This
+    gives the gradient of all views at once with the memory of one. Official mode
     changes the views and the size cap; BatchNorm takes SaN with alpha in both modes.
 
     Args:
-        model: Any segmentation network. It is never written to.
+        model: Any segmentation network. It is never modified.
         steps: Number of steps.
         lr: Learning rate of the steps.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
@@ -150,7 +150,7 @@ class MEMO(_MinimisesEntropy):
         return nullcontext()
 
     def work(self) -> tuple[float, float]:
-        """Return how many forward passes and steps an image takes, beside the one to compare."""
+        """Return the number of forward passes and steps per image, without the one to compare."""
         views = self._area(self.views)
         return 1.0 + self.steps * views, self.steps * views
 
@@ -159,29 +159,29 @@ class MEMO(_MinimisesEntropy):
         size = size_of(image)
         mean = network.mean_probs(image, self.views)
         log_mean = mean.clamp_min(1e-30).log()
-        slope = -(log_mean + 1) / (mean[0].numel() * len(self.views))  # dH / d(a view's probs)
+        grad = -(log_mean + 1) / (mean[0].numel() * len(self.views))  # dH / d(a view's probs)
         total: Gradients = [None] * len(network.tuned)
         for view in self.views:
 
-            def share(logits: Tensor, view: View = view) -> Tensor:
-                return (view.undo(logits[0].softmax(dim=0), size) * slope).sum()
+            def view_loss(logits: Tensor, view: View = view) -> Tensor:
+                return (view.undo(logits[0].softmax(dim=0), size) * grad).sum()
 
-            total = _sum(total, network.gradients(view.make(image), share)[1])
+            total = _sum(total, network.gradients(view.make(image), view_loss)[1])
         entropy = -(mean * log_mean).sum(dim=0).mean()
         network.descend(total, entropy, self.lr)
         return entropy
 
 
 class InTEnt(Method):
-    """Mix predictions with several alphas by their entropy, none to choose (Dong et al., 2024).
+    """Average predictions with several alphas, weighted by entropy (InTEnt; Dong et al., 2024).
 
     The original segments an object from its background and weighs both alike; here every class that
     is predicted counts alike. It takes the image's statistics from one pass with alpha 1, SaN from
-    the pass itself. As there, the entropies of one image are stretched to [0, 1] before the
-    softmax, so that the surest alpha weighs e times as much as the least sure.
+    the pass itself. As there, the entropies of one image are normalised to [0, 1] before the
+    softmax, so that the most confident alpha weighs e times as much as the least confident.
 
     Args:
-        model: Any segmentation network. It is never written to.
+        model: Any segmentation network. It is never modified.
         alphas: Weights of the image statistics in SaN to predict with.
         **common: See ``Method``.
     """
@@ -200,7 +200,7 @@ class InTEnt(Method):
         self._mixes = tuple(find_san(self.model, alpha) for alpha in alphas)
 
     def compute(self, network: Network, image: Tensor) -> Computed:
-        """Predict with each alpha, and average by entropy; what is not finite counts nothing."""
+        """Predict with each alpha, and average by entropy; drop predictions that are not finite."""
         predictions, entropies = [], []
         for mix in self._mixes:
             network.set_alpha(mix)
@@ -222,7 +222,7 @@ class InTEnt(Method):
         )
 
     def work(self) -> tuple[float, float]:
-        """Return how many forward passes and steps an image takes, beside the one to compare."""
+        """Return the number of forward passes and steps per image, without the one to compare."""
         return float(len(self.alphas)), 0.0
 
 
@@ -236,9 +236,9 @@ def _balanced_entropy(probs: Tensor) -> Tensor:
 
 
 def _weights(entropies: Tensor, failed: Tensor) -> Tensor:
-    """Turn one entropy for each alpha into weights that sum to one, the lowest weighing most.
+    """Return weights that sum to 1 for the predictions with each alpha, the lowest entropy highest.
 
-    Predictions that have failed weigh nothing; where all have, every weight is NaN.
+    Failed predictions have weight 0; if all have failed, every weight is NaN.
     """
     least = entropies.masked_fill(failed, torch.inf).amin()
     most = entropies.masked_fill(failed, -torch.inf).amax()
@@ -246,6 +246,6 @@ def _weights(entropies: Tensor, failed: Tensor) -> Tensor:
     return certainty.masked_fill(failed, -torch.inf).softmax(dim=0)
 
 
-def _sum(these: Gradients, those: Gradients) -> Gradients:
-    pairs = zip(these, those, strict=True)
+def _sum(first: Gradients, second: Gradients) -> Gradients:
+    pairs = zip(first, second, strict=True)
     return [b if a is None else a if b is None else a + b for a, b in pairs]

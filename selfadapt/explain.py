@@ -82,7 +82,7 @@ def explain(method: Method) -> Explanation:
     if method.engine.notes:
         topics["gave up"] = "; ".join(method.engine.notes)
     shortcuts = {
-        name: method.engine.gave_up.get(name, plan.reasons.get(name, "")) for name in SHORTCUTS
+        name: method.engine.fallbacks.get(name, plan.reasons.get(name, "")) for name in SHORTCUTS
     }
     if method.selection is None:
         shortcuts["reuse"] = "there are no steps"

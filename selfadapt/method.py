@@ -4,7 +4,7 @@ A method is one hook, ``compute``: what it does with a network and an image. All
 for every method and stands here:
 
     __call__    load the image, fit it into the size limit, compute, make the result
-    _computed   compute; where that is worthless fall back to SaN, then to the network as trained
+    _computed   compute; where that is not finite fall back to SaN, then to the network as trained
     _result     maps at the image's own size, losses, notes
 
 How the network is run, and how fast, is up to ``engine``.
@@ -48,17 +48,17 @@ from selfadapt.result import ResizedMap, Result
 from selfadapt.views import Size, View, size_of, usable_views
 
 LOW_CONFIDENCE = 0.6
-"""Of the views' mean, below which most predictions for real and rendered streets were poor."""
+"""Confidence of the views' mean below which most predictions for streets were poor."""
 UNLIKE = (
     "this image looks unlike those the network was trained on (low confidence over its views): "
     "look at the mask before you rely on it"
 )
 SMALL_LOSS = 0.5
-"""A loss that stays below this, or below twice what it was, is none to worry about."""
+"""A loss that stays below this, or below twice its first value, gets no warning."""
 
 
 class Stopped(Exception):
-    """Raised by ``Method.on_step`` to give an image up."""
+    """Raised by ``Method.on_step`` to stop processing an image."""
 
 
 class Common(TypedDict, total=False):
@@ -72,15 +72,15 @@ class Common(TypedDict, total=False):
 
 
 class Method(ABC):
-    """Segments one image at a time with one network, which it never writes to.
+    """Segments one image at a time with one network, which it never modifies.
 
     Args:
         model: Any segmentation network.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
         mode: ``paper``: the equations as written; ``official``: size cap, resampling of views,
             thresholds and the statistics inside a loop of steps are those of the released code.
-        max_pixels: Larger images are scaled down to this many pixels, and the result is brought
-            back. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
+        max_pixels: Larger images are scaled down to this many pixels, and the result is scaled
+            up again. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
         compare: Also predict with the network as trained, for before and after.
         fast: Take shortcuts to the same result, on a GPU with 16-bit arithmetic. False: none; in
             Python a ``Fast`` says which.
@@ -118,10 +118,10 @@ class Method(ABC):
 
     @abstractmethod
     def compute(self, network: Network, image: Tensor) -> Computed:
-        """Do all that the network is needed for.
+        """Compute the prediction for an image.
 
-        On a GPU this is recorded and replayed for the next image, so it must not wait for values,
-        as ``.item()`` or ``if tensor`` do.
+        On a GPU this is recorded in a CUDA graph and replayed for the next image, so it must not
+        wait for values, as ``.item()`` or ``if tensor`` do.
 
         Args:
             network: A private copy of the network for this image, with SaN in it.
@@ -129,11 +129,11 @@ class Method(ABC):
         """
 
     def work(self) -> tuple[float, float]:
-        """Return how many forward passes and steps an image takes, beside the one to compare."""
+        """Return the number of forward passes and steps per image, without the one to compare."""
         return 1.0, 0.0
 
     def topics(self) -> dict[str, str]:
-        """Return what ``explain`` says of this method beside what it says of all, by topic."""
+        """Return what ``explain`` adds for this method, by topic."""
         return {}
 
     @property
@@ -148,19 +148,19 @@ class Method(ABC):
 
     @property
     def mode(self) -> ModeName:
-        """``paper`` or ``official``; another takes another method, with other defaults."""
+        """``paper`` or ``official``. Read-only, as the defaults of other settings depend on it."""
         return self._mode
 
     @property
     def fast(self) -> Fast:
-        """The shortcuts that are taken where a device has them."""
+        """The optimizations that run where a device supports them."""
         return self.engine.fast
 
     @property
     def on_step(self) -> Callable[[int, float], None] | None:
         """Called after each gradient step with its number, from 1, and the loss before it.
 
-        Raise ``Stopped`` in it to give the image up. Where shortcuts fail, steps begin anew.
+        Raise ``Stopped`` in it to stop. Where an optimization fails, steps start again from 1.
         """
         return self.engine.on_step
 
@@ -189,7 +189,7 @@ class Method(ABC):
             normalized: ``image`` is a float tensor with the network's normalisation applied.
 
         Returns:
-            Probabilities at the image's own size, and what led to them.
+            Probabilities at the image's own size, and how they came about.
         """
         start = time.perf_counter()
         with torch.inference_mode(False), torch.no_grad():
@@ -209,7 +209,7 @@ class Method(ABC):
         )  # fmt: skip
 
     def estimate(self, height: int, width: int) -> Estimate:
-        """Return what an image of this size will take on a CPU, about.
+        """Estimate the time and memory of an image of this size on a CPU.
 
         The first call runs the network on a small piece of noise.
         """
@@ -224,13 +224,13 @@ class Method(ABC):
         return estimate(self._rates, pixels, passes + self.compare, steps)
 
     def explain(self) -> Explanation:
-        """Return what is decided for this network and device, and why; print it to read it."""
+        """Return the decisions made for this network and device, and why; ``print`` shows them."""
         return explain(self)
 
-    # the way of an image
+    # from image to result
 
     def _computed(self, image: Tensor, size: Size) -> Computed:
-        """Compute; where that is worthless, fall back to SaN, then to the network as trained."""
+        """Compute; where that is not finite, fall back to SaN, then to the network as trained."""
         computed = self.engine.run(self._compute_all, image, size, self._variant())
         trouble = computed.trouble()
         is_source_finite = is_finite(computed.source_logits, computed.source_probs)
@@ -265,7 +265,7 @@ class Method(ABC):
         return replace(computed, source_logits=source)
 
     def _result(self, computed: Computed, size: Size) -> Result:
-        """Return what was computed as a result of the given size."""
+        """Make a result of the given size."""
         losses = [float(loss) for loss in computed.losses]
         notes = [*computed.notes, *(n for n, applies in computed.warnings.items() if bool(applies))]
         if not notes and losses and losses[-1] > max(2 * losses[0], SMALL_LOSS):
@@ -299,7 +299,7 @@ class Method(ABC):
         return self.interface.denormalize(loaded) if normalized else loaded
 
     def _variant(self) -> Hashable:
-        """Return what a computation depends on beside the image: all settings of the method."""
+        """Return a key of everything but the image that a computation depends on: all settings."""
         hidden = ("notes", "_rates", "engine", "model", "interface")
         return tuple(_hashable(value) for name, value in vars(self).items() if name not in hidden)
 
@@ -320,14 +320,14 @@ class Method(ABC):
         return self.engine.network(SaNReport(alphas))
 
     def _loop_statistics(self, network: Network) -> AbstractContextManager[None]:
-        """Set the statistics BatchNorm uses in a loop of steps, which the modes differ in."""
-        drift = MODES[self.mode].drift
-        return nullcontext() if drift is None else network.image_statistics(drift)
+        """Set the statistics BatchNorm uses in a loop of steps, as the mode has them."""
+        momentum = MODES[self.mode].momentum
+        return nullcontext() if momentum is None else network.image_statistics(momentum)
 
-    # what a method is made of
+    # for subclasses
 
     def _detect(self, given: Interface | None) -> tuple[Interface, bool]:
-        """Return the network's interface, and whether it draws random numbers in evaluation."""
+        """Detect the network's interface, and whether it draws random numbers in evaluation."""
         device = next(self.model.parameters(), torch.empty(0)).device
         with seeded(0, device), runs_original(self.model) as runs:
             before = random_state(device)
@@ -345,21 +345,21 @@ class Method(ABC):
     def _choose_views(
         self, scales: Sequence[float], views: Iterable[View] | None = None
     ) -> tuple[View, ...]:
-        """Return the views to take, as the network and the mode can use them."""
+        """Return the views that the network and the mode can use."""
         return usable_views(scales, views, MODES[self.mode].view, self.interface.channels)
 
     def _note_gray(self) -> None:
-        """Note it where no view can be turned gray."""
+        """Add a note if no view can be turned gray."""
         if self.interface.channels != 3:
             self.notes += (f"input channels: {self.interface.channels}, so no view is turned gray",)
 
     def _select(self, selection: Selection) -> None:
-        """Take the parameters that steps change, and note it where they are a guess."""
+        """Set the parameters that steps change; add a note where they are a guess."""
         self.selection = selection
         self.notes += selection.notes
 
     def _select_layers(self, adapt: Sequence[str] | None) -> None:
-        """Take the layers that steps change: those that ``adapt`` names, or the default."""
+        """Set the layers that steps change: those that ``adapt`` names, or the default."""
         with seeded(0, self.engine.device):
             selection = adapted_parameters(
                 self.model, adapt, released=self.mode == "official",
@@ -368,7 +368,7 @@ class Method(ABC):
         self._select(selection)
 
     def _area(self, views: Iterable[View]) -> float:
-        """Return how many forward passes at full size views take."""
+        """Return the cost of views in forward passes at full size."""
         if self.interface.size is not None:
             return float(len(list(views)))
         return sum(min(1.0, view.scale**2) for view in views)
@@ -379,13 +379,15 @@ class Method(ABC):
             is_rgb = (self.interface.channels or 3) == 3
             assumed = "ImageNet's mean and std are" if is_rgb else "no normalisation is"
             notes.append(
-                f"nothing says how this network's input is normalised, {assumed} assumed; say it "
+                f"nothing says how this network's input is normalised, {assumed} assumed; give it "
                 "with interface=Interface(mean=..., std=...), here or as the network's attribute"
             )
         if not self.san.converted and self.alpha != 0:
             notes.append(str(self.san))
         if self.engine.is_random:
-            notes.append("the network draws random numbers: they start anew for each image")
+            notes.append(
+                "the network draws random numbers: they start from the same seed for each image"
+            )
         if self.interface.size is not None:
             height, width = self.interface.size
             notes.append(f"the network takes {width}x{height} pixels only: images are resized")
@@ -393,7 +395,7 @@ class Method(ABC):
 
 
 def check_steps(steps: int, lr: float) -> None:
-    """Raise ValueError unless these are a number of steps and a learning rate."""
+    """Raise ValueError for an invalid number of steps or learning rate."""
     check_number("steps", steps, 0, whole=True)
     if isinstance(lr, bool) or not isinstance(lr, Real) or not 0 < lr < float("inf"):
         raise ValueError(f"lr must be a positive number, got {lr!r}")
@@ -414,7 +416,7 @@ def _predict(make: Callable[[], Network], image: Tensor) -> Computed:
 
 
 class _ById:
-    """Stands in a key for an object that cannot be hashed, and keeps its address from others."""
+    """Key for an object that cannot be hashed: compares by identity, and keeps the object alive."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -427,7 +429,7 @@ class _ById:
 
 
 def _hashable(value: Any) -> Hashable:
-    """Return something that equals its like for values of the same content."""
+    """Return a hashable key that is equal for values of the same content."""
     if isinstance(value, Mapping):
         return type(value), tuple((key, _hashable(item)) for key, item in value.items())
     if isinstance(value, list | tuple):

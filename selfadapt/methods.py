@@ -27,7 +27,7 @@ from selfadapt.result import Result
 
 
 class Segments(Protocol):
-    """Segments one image at a time, and leaves its network as it was."""
+    """Segments one image at a time, without modifying its network."""
 
     notes: tuple[str, ...]
 
@@ -35,7 +35,7 @@ class Segments(Protocol):
         """Segment an image."""
 
     def explain(self) -> Explanation:
-        """Return what is decided for the network and its device, and why."""
+        """Return the decisions made for the network and its device, and why."""
 
 
 METHODS: dict[str, type[Method] | type[Ensemble]] = {

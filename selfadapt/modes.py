@@ -15,10 +15,10 @@ ModeName = Literal["paper", "official"]
 
 @dataclass(frozen=True)
 class Mode:
-    """What the two modes differ in."""
+    """Differences between the two modes."""
 
-    drift: float | None
-    """Momentum of the running statistics inside a loop of steps; None: SaN with alpha, no drift."""
+    momentum: float | None
+    """Momentum of the running statistics inside a loop of steps; None: SaN, and they stay."""
     strict: bool
     """A pseudo-label must exceed its threshold, not only reach it."""
     view: type[View]
@@ -28,15 +28,15 @@ class Mode:
 
 
 MODES = {
-    "paper": Mode(drift=None, strict=False, view=View, size=None),
-    "official": Mode(drift=0.1, strict=True, view=OfficialView, size=(1024, 2048)),
+    "paper": Mode(momentum=None, strict=False, view=View, size=None),
+    "official": Mode(momentum=0.1, strict=True, view=OfficialView, size=(1024, 2048)),
 }
 MAX_PIXELS = 1024 * 2048
-"""Larger images are scaled down to this many pixels, unless it is said otherwise."""
+"""Default of ``max_pixels``: larger images are scaled down to this many pixels."""
 
 
 def check_mode(mode: str, max_pixels: int | None) -> None:
-    """Raise ValueError unless there is such a mode, and it takes such a number of pixels."""
+    """Raise ValueError for an unknown mode, or a number of pixels that it does not allow."""
     if not isinstance(mode, str) or mode not in MODES:
         guess = nearest(str(mode), MODES)
         raise ValueError(f"unknown mode {mode!r};{guess} known: {', '.join(MODES)}")
@@ -48,7 +48,7 @@ def check_mode(mode: str, max_pixels: int | None) -> None:
 
 
 def within_budget(image: Tensor, mode: ModeName, max_pixels: int) -> Tensor:
-    """Return an image ``(C, H, W)`` with no more pixels than that, resized as the mode does it."""
+    """Return an image ``(C, H, W)`` of at most ``max_pixels`` pixels, resized as the mode does."""
     height, width = size_of(image)
     shrink = sqrt(max_pixels / (height * width))
     if shrink >= 1:
@@ -57,6 +57,6 @@ def within_budget(image: Tensor, mode: ModeName, max_pixels: int) -> Tensor:
         return pil_resize(image, size)
     short, long = sorted((height, width))
     short = max(1, int(short * shrink))
-    long = min(int(long * shrink), max_pixels // short)  # a side of one pixel shrinks no more
+    long = min(int(long * shrink), max_pixels // short)  # a side of one pixel cannot shrink
     resized = resize(image, (short, long) if height <= width else (long, short))
     return resized.clamp_(image.min(), image.max())  # sums of weights overshoot by rounding

@@ -68,11 +68,11 @@ Update = tuple[Tensor, Tensor, Tensor, Tensor]
 """Running mean and variance of a layer, and the image's mean and unbiased variance."""
 
 
-class Drift:
-    """Running statistics that follow the image, step by step, as in BatchNorm's training.
+class StatisticsTracker:
+    """Updates running statistics towards those of the image, as BatchNorm does in training.
 
     Args:
-        momentum: What part of the way they go in each step.
+        momentum: Weight of the image statistics in each update.
     """
 
     def __init__(self, momentum: float) -> None:
@@ -86,7 +86,7 @@ class Drift:
         self.updates.append((*running, *image))
 
     def replay_updates(self, updates: Sequence[Update]) -> None:
-        """Apply updates once more, for layers that are not run again."""
+        """Apply updates again, for layers that are not run again."""
         for running, image in ((0, 2), (1, 3)):
             starts = [update[running] for update in updates]
             ends = [update[image] for update in updates]
@@ -98,19 +98,19 @@ class Drift:
 
 
 class SaN:
-    """What a BatchNorm layer becomes: in evaluation it mixes in the statistics of each image.
+    """A converted BatchNorm layer: in evaluation it mixes in the statistics of each image.
 
-    In training mode the layer does what it always did.
+    In training mode the layer is unchanged.
 
     Attributes:
         san_alpha: Weight of the image statistics.
-        san_drift: None, or how the running statistics follow the image. Then the layer normalises
-            with image statistics alone, as BatchNorm does in training.
+        san_tracker: None, or updates the running statistics. Then the layer normalises with image
+            statistics alone, as BatchNorm does in training.
         san_base: The class the layer had before.
     """
 
     san_alpha: float = 0.0
-    san_drift: Drift | None = None
+    san_tracker: StatisticsTracker | None = None
     san_base: type[nn.Module]
     training: bool
     running_mean: Tensor
@@ -122,7 +122,7 @@ class SaN:
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Normalise ``(B, C, ...)`` features, each sample with its own statistics.
 
-        What a BatchNorm of another make takes beside or instead of these is left to it.
+        Other arguments are passed on to BatchNorm layers of other libraries.
         """
         x = input
         usual = isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] == len(self.running_mean)
@@ -141,7 +141,7 @@ class SaN:
         backend, is_standard = _context.get().backend, self.san_base in STANDARD_NORMS
         if backend is not None and is_standard and (y := backend(self, x)) is not None:
             return y
-        if self.san_alpha == 0 and self.san_drift is None:
+        if self.san_alpha == 0 and self.san_tracker is None:
             return super().forward(x)  # type: ignore[misc]
         mean, var = self._mixed_statistics(x)  # (B, C)
         if is_standard:
@@ -152,23 +152,23 @@ class SaN:
             if self.bias is not None:
                 shift = shift + self.bias
             return _affine(x, scale, shift)
-        # The layer will subtract its mean and divide by its deviation: undo that ahead.
+        # The layer will subtract its mean and divide by its deviation: compensate for that.
         scale = torch.sqrt((self.running_var.to(var) + self.eps) / (var + self.eps))
         x = _affine(x, scale, self.running_mean - mean * scale)
-        if self.san_drift is None:
+        if self.san_tracker is None:
             return super().forward(x)  # type: ignore[misc]
-        drifting = self.running_mean, self.running_var
-        try:  # the backward pass needs the statistics of now, and a layer may be used twice
-            self.running_mean, self.running_var = (buffer.clone() for buffer in drifting)
+        running = self.running_mean, self.running_var
+        try:  # the backward pass needs the present statistics, and a layer may be used twice
+            self.running_mean, self.running_var = (buffer.clone() for buffer in running)
             return super().forward(x)  # type: ignore[misc]
         finally:
-            self.running_mean, self.running_var = drifting
+            self.running_mean, self.running_var = running
 
     def _mixed_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         pixels = x.reshape(*x.shape[:2], -1)  # (B, C, pixels)
         pixels = pixels.to(torch.promote_types(x.dtype, torch.float32))
         image_var, image_mean = torch.var_mean(pixels, dim=-1, correction=0)
-        if self.san_drift is None:
+        if self.san_tracker is None:
             alpha = self.san_alpha
             mean = (1 - alpha) * self.running_mean.to(image_mean) + alpha * image_mean
             return mean, (1 - alpha) * self.running_var.to(image_var) + alpha * image_var
@@ -177,7 +177,7 @@ class SaN:
             unbiased = unbiased_var(image_var.mean(dim=0), num)
             running = self.running_mean, self.running_var
             image = image_mean.mean(dim=0).to(running[0]), unbiased.to(running[1])
-            self.san_drift.update(running, image)
+            self.san_tracker.update(running, image)
         return image_mean, image_var
 
     def extra_repr(self) -> str:
@@ -215,25 +215,25 @@ def _rebuild(base: type[nn.Module]) -> nn.Module:
 
 @dataclass(frozen=True)
 class SaNReport:
-    """What SaN found in a model: the layers it took and, with a reason, those it left."""
+    """The layers of a model that SaN converts, and those it skips with the reason."""
 
     converted: dict[str, float] = field(default_factory=dict)
-    """Name and alpha of each layer that now mixes statistics."""
-    left: dict[str, str] = field(default_factory=dict)
-    """Name of each normalisation layer left as it was, and why."""
+    """Name and alpha of each converted layer."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Name of each skipped normalisation layer, and why."""
 
     def __str__(self) -> str:
         num = len(self.converted)
         text = f"SaN mixes the statistics of {num} BatchNorm layer{'s' if num > 1 else ''}"
-        if self.left:
+        if self.skipped:
             text += f" in {', '.join(dict.fromkeys(n.split('.')[0] for n in self.converted))}"
         if not self.converted:
             text = "this model has no BatchNorm layer with running statistics: SaN changes nothing"
         reasons: dict[str, list[str]] = {}
-        for name, reason in self.left.items():
+        for name, reason in self.skipped.items():
             reasons.setdefault(reason, []).append(name)
         for reason, names in reasons.items():
-            text += f"; left {len(names)} as they were, first {names[0]!r} ({reason})"
+            text += f"; skipped {len(names)}, first {names[0]!r} ({reason})"
         return text
 
 
@@ -259,23 +259,23 @@ def find_san(model: nn.Module, alpha: Alpha) -> SaNReport:
         kind = type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):
             if "BatchNorm" in module.original_name:
-                report.left[name] = "compiled by TorchScript"
+                report.skipped[name] = "compiled by TorchScript"
         elif isinstance(getattr(module, "running_mean", None), nn.UninitializedBuffer):
-            report.left[name] = f"{kind} has not seen an input yet"
+            report.skipped[name] = f"{kind} has not seen an input yet"
         elif _has_source_statistics(module) and "forward" in vars(module):
-            report.left[name] = f"{kind} has another forward in the place of its own"
+            report.skipped[name] = f"{kind} has a replaced forward"
         elif _has_source_statistics(module):
             value = _alpha_of(name, alpha)
             if value is None:
-                report.left[name] = "no pattern of alpha names it"
+                report.skipped[name] = "no pattern of alpha names it"
             else:
                 report.converted[name] = value
         elif isinstance(module, _BatchNorm):
-            report.left[name] = f"{kind} keeps no running statistics, so there is nothing to mix"
+            report.skipped[name] = f"{kind} keeps no running statistics, so there is nothing to mix"
         elif "Norm" in kind and next(module.children(), None) is None:
-            report.left[name] = f"{kind} is not BatchNorm"
+            report.skipped[name] = f"{kind} is not BatchNorm"
     if isinstance(alpha, Mapping):
-        layers = [*report.converted, *report.left]
+        layers = [*report.converted, *report.skipped]
         for pattern in alpha:
             if not any(matches(name, pattern) for name in layers):
                 guess = nearest(pattern, {part for name in layers for part in name.split(".")})
@@ -287,7 +287,7 @@ def find_san(model: nn.Module, alpha: Alpha) -> SaNReport:
 
 
 def is_batchnorm(module: nn.Module) -> bool:
-    """Recognise BatchNorm of any make, the frozen and fused ones of other libraries included."""
+    """Return True for BatchNorm layers, also the frozen and fused ones of other libraries."""
     kind = type(module).__name__
     return isinstance(module, _BatchNorm) or "BatchNorm" in kind or "ABN" in kind
 
@@ -338,18 +338,20 @@ def apply_san(model: nn.Module, alpha: Alpha = 0.1) -> SaNReport:
 
 
 def convert(model: nn.Module, report: SaNReport) -> None:
-    """Turn the layers that ``report`` lists into SaN layers with its alphas."""
+    """Convert the layers that ``report`` lists to SaN with its alphas."""
     for name, alpha in report.converted.items():
         module = model.get_submodule(name)
         if not isinstance(module, SaN):
             if not _has_source_statistics(module):
-                raise ValueError(f"{name} was a BatchNorm layer when this was prepared: do it anew")
+                raise ValueError(
+                    f"{name} was a BatchNorm layer when this method was created: create it again"
+                )
             module.__class__ = _san_class(type(module))  # type: ignore[arg-type]
         module.__dict__["san_alpha"] = float(alpha)
 
 
 def remove_san(model: nn.Module) -> None:
-    """Take SaN out of ``model`` again; every layer is what it was before ``apply_san``."""
+    """Undo ``apply_san``: every layer of ``model`` is again what it was before."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
@@ -365,7 +367,7 @@ def remove_san(model: nn.Module) -> None:
 
 @contextmanager
 def san(model: nn.Module, alpha: Alpha = 0.1) -> Iterator[SaNReport]:
-    """Put SaN into ``model`` for the length of a ``with`` block; then it is what it was before.
+    """Apply SaN to ``model`` in a ``with`` block, and undo it afterwards.
 
     Example:
         >>> model = nn.Sequential(nn.BatchNorm2d(3)).eval()
@@ -400,24 +402,24 @@ def converted(model: nn.Module, report: SaNReport) -> Iterator[None]:
     finally:
         try:
             restore()
-        except BaseException:  # Ctrl-C at this very moment
+        except BaseException:  # Ctrl-C in the middle of it
             restore()
             raise
 
 
 @contextmanager
-def image_statistics(model: nn.Module, momentum: float) -> Iterator[Drift]:
-    """Let the SaN layers use image statistics alone while their running statistics follow.
+def image_statistics(model: nn.Module, momentum: float) -> Iterator[StatisticsTracker]:
+    """Let SaN layers use image statistics alone, and update their running statistics.
 
     This is BatchNorm's training mode for a single image. Unlike that mode it takes 1x1 maps (their
     variance is 0), needs no process group for SyncBatchNorm, and leaves dropout off.
     """
     layers = [module for module in model.modules() if isinstance(module, SaN)]
-    drift = Drift(momentum)
+    tracker = StatisticsTracker(momentum)
     try:
         for layer in layers:
-            layer.san_drift = drift
-        yield drift
+            layer.san_tracker = tracker
+        yield tracker
     finally:
         for layer in layers:
-            layer.__dict__.pop("san_drift", None)
+            layer.__dict__.pop("san_tracker", None)

@@ -165,11 +165,11 @@ def test_running_statistics_follow_once_however_often_it_is_computed() -> None:
     rows = []
     for joining in (True, False):
         model = nn.Sequential(layer())
-        with torch.no_grad(), san(model, 0.3), image_statistics(model, 0.1) as drift:
+        with torch.no_grad(), san(model, 0.3), image_statistics(model, 0.1) as tracker:
             y = model(features())
             if joining:
                 y.relu(), y + features(1), y * 2
-            assert len(drift.updates) == 1
+            assert len(tracker.updates) == 1
         rows.append((model[0].running_mean, model[0].running_var))
     for found, wanted in zip(*rows, strict=True):
         assert torch.equal(found, wanted)

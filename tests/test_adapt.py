@@ -388,7 +388,7 @@ def test_without_a_pseudo_label_statistics_alone_follow_as_in_the_released_code(
     method = SelfAdapt(tiny, mode="official", psi=1.0, steps=3, fast=fast)
     result = method(image)
     assert result.losses == (0.0,) * 3
-    assert "no pixel is sure enough" in result.notes[-1]
+    assert "no pixel is confident enough" in result.notes[-1]
     assert_same(before, snapshot(tiny))
     x = method.interface.normalize(image)
     with torch.no_grad():

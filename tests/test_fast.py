@@ -163,11 +163,11 @@ def test_where_fp16_overflows_bf16_is_taken(
     method = Overflowing(tiny, fast=True)
     result = method(image)
     assert method.fast.precision == "bf16"
-    assert result.notes == ("this network's numbers are too large for fp16: bf16 is taken",)
+    assert result.notes == ("this network's activations overflow in fp16: bf16 is used",)
     assert torch.equal(result.probs, SaNOnly(tiny)(image).probs)
 
 
 def _in_float32(self: Network, init: Any, *args: Any) -> None:
     """Make a network whose weights are stored as they are."""
-    *others, plan, on_step, gave_up = args
-    init(self, *others, replace(plan, predict=None), on_step, gave_up)
+    *others, plan, on_step, fallbacks = args
+    init(self, *others, replace(plan, predict=None), on_step, fallbacks)

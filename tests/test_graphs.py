@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from conftest import seeded
 from selfadapt.computed import Computed
 from selfadapt.engine import Engine, Fast, graphs
-from selfadapt.engine.graphs import Graphs, facts, has_hooks
+from selfadapt.engine.graphs import Graphs, addresses, has_hooks
 from selfadapt.models.interface import Interface
 
 
@@ -112,18 +112,18 @@ def test_a_changed_network_is_recorded_anew(tiny: nn.Module, recordings: list[An
 
 
 def test_values_changed_in_place_are_no_other_network(tiny: nn.Module) -> None:
-    before = facts(tiny)
+    before = addresses(tiny)
     with torch.no_grad():
         tiny.head.weight.mul_(2)
     tiny.load_state_dict(seeded(type(tiny), seed=3).state_dict())
-    assert facts(tiny) == before
+    assert addresses(tiny) == before
 
 
 def test_nothing_is_recorded_while_hooks_watch(tiny: nn.Module) -> None:
     engine = Engine(tiny, Interface(), Fast())
     handle = tiny.head.register_forward_hook(lambda *_: None)
     assert has_hooks(tiny)
-    assert engine.plan().reasons["reuse"] == "hooks on the network watch every run"
+    assert engine.plan().reasons["reuse"] == "the network has hooks, which must see every run"
     handle.remove()
     assert engine.plan().runs("reuse")
 

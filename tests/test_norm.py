@@ -194,7 +194,7 @@ def test_alpha_by_layer(tiny: nn.Module) -> None:
     assert report.converted == {"norm1": 0.2, "norm2": 0.7}
     report = selfadapt.apply_san(tiny, {"norm2": 0.0})
     assert report.converted == {"norm2": 0.0}
-    assert report.left == {"norm1": "no pattern of alpha names it"}
+    assert report.skipped == {"norm1": "no pattern of alpha names it"}
 
 
 def test_it_says_what_it_left_and_why() -> None:
@@ -204,9 +204,9 @@ def test_it_says_what_it_left_and_why() -> None:
     with pytest.warns(UserWarning, match="no BatchNorm layer with running statistics"):
         report = selfadapt.apply_san(model)
     assert not report.converted
-    assert "nothing to mix" in report.left["0"]
-    assert "GroupNorm is not BatchNorm" in report.left["1"]
-    assert "has not seen an input yet" in report.left["2"]
+    assert "nothing to mix" in report.skipped["0"]
+    assert "GroupNorm is not BatchNorm" in report.skipped["1"]
+    assert "has not seen an input yet" in report.skipped["2"]
     assert "SaN changes nothing" in str(report)
     assert "of 1 BatchNorm layer" in str(find_san(nn.Sequential(nn.BatchNorm2d(2)), 0.1))
 

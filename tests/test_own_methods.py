@@ -136,7 +136,7 @@ def test_what_is_decided_can_be_read(tiny: nn.Module) -> None:
     text = str(explained)
     assert explained.topics["adapts"].startswith("0.00 of 0.00 million weights; as given: head")
     assert explained.shortcuts["graphs"] == "switched off"
-    assert explained.shortcuts["reuse"] == "hooks on the network watch every run"
+    assert explained.shortcuts["reuse"] == "the network has hooks, which must see every run"
     assert explained.shortcuts["kernels"] == "for GPUs only"
     assert "SaN mixes the statistics of 2 BatchNorm layers" in text
     assert "lr=0.02" in explained.topics["settings"]

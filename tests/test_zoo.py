@@ -94,7 +94,7 @@ def test_swin_adapts_its_last_two_stages_and_san_acts_on_the_decoder() -> None:
     assert stages == {"layers_2", "layers_3"}
     report = find_san(model, 0.1)
     assert {name.split(".")[0] for name in report.converted} == {"decoder"}
-    assert "12 BatchNorm layers in decoder; left 28 as they were" in str(report)
+    assert "12 BatchNorm layers in decoder; skipped 28" in str(report)
 
 
 @pytest.mark.parametrize("name", ["deeplabv3plus_resnet50", "upernet_swin_tiny"])

@@ -1,7 +1,7 @@
 """How a network is run for one image.
 
 network.py        a private copy of the caller's network for one image: logits, gradients, steps
-engine.py         runs what a method computes, and falls back where a network fails with shortcuts
+engine.py         runs what a method computes; falls back if a network fails with optimizations
 settings.py       which shortcuts run on a device, and why others do not
 counting.py       pixels counted for metrics
 

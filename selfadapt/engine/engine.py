@@ -1,4 +1,4 @@
-"""Runs what a method computes: with shortcuts, and without those a network cannot take."""
+"""Runs what a method computes, with the optimizations that network and device allow."""
 
 from collections.abc import Hashable
 from contextlib import nullcontext
@@ -21,9 +21,9 @@ class Engine:
     """Runs the computations of one method on one network.
 
     Args:
-        model: The network, which is never written to.
-        interface: How to talk to it.
-        fast: The shortcuts to take.
+        model: The network, which is never modified.
+        interface: What it takes and gives.
+        fast: The optimizations to use.
         is_random: The network draws random numbers in evaluation.
     """
 
@@ -32,11 +32,11 @@ class Engine:
     ) -> None:
         self.model, self.interface, self.is_random = model, interface, is_random
         self.fast = fast
-        """The shortcuts to take; fewer than were asked for once a network has failed with them."""
+        """The optimizations to use; none once a network has failed with them."""
         self.notes: tuple[str, ...] = ()
-        """What came of shortcuts that a network could not take."""
-        self.gave_up: dict[str, str] = {}
-        """Why shortcuts were given up in the middle of an image, by their names."""
+        """Notes on optimizations that were switched off."""
+        self.fallbacks: dict[str, str] = {}
+        """Why optimizations were given up in the middle of an image, by name."""
         self.on_step: OnStep | None = None
         self.graphs = Graphs(model)
 
@@ -46,17 +46,17 @@ class Engine:
         return next(self.model.parameters(), torch.empty(0)).device
 
     def plan(self) -> Plan:
-        """Return the shortcuts that run, and why the others do not."""
+        """Return the optimizations that run, and why the others do not."""
         kind = self.device.type
         chosen = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
         random = "the network draws random numbers" if self.is_random else ""
-        hooked = "hooks on the network watch every run" if has_hooks(self.model) else ""
-        watched = "on_step is told of each step" if self.on_step is not None else ""
+        hooked = "the network has hooks, which must see every run" if has_hooks(self.model) else ""
+        watched = "on_step is called after each step" if self.on_step is not None else ""
         return self.fast.plan(
             self.device,
             reuse=random or hooked,
             graphs=random or hooked or watched or self.graphs.trouble,
-            precision="the caller's autocast counts" if chosen else "",
+            precision="the caller's autocast decides" if chosen else "",
         )
 
     def network(
@@ -69,12 +69,12 @@ class Engine:
             tuned: Names of the parameters to tune.
             on_step: Called after each step.
         """
-        return Network(self.model, self.interface, san, tuned, self.plan(), on_step, self.gave_up)
+        return Network(self.model, self.interface, san, tuned, self.plan(), on_step, self.fallbacks)
 
     def run(self, compute: Compute, image: Tensor, size: Size, variant: Hashable) -> Computed:
         """Return what ``compute`` gives for an image, for a result of the given size.
 
-        A shortcut that a network fails with is not taken again.
+        If a network fails with optimizations, they are switched off from then on.
 
         Args:
             compute: The computation.
@@ -90,8 +90,8 @@ class Engine:
         except (torch.OutOfMemoryError, ValueError):
             raise
         except Exception as error:
-            is_networks_own = not image.is_cuda and isinstance(error, RuntimeError)
-            if fast == NO_SHORTCUTS or is_networks_own:
+            is_network_error = not image.is_cuda and isinstance(error, RuntimeError)
+            if fast == NO_SHORTCUTS or is_network_error:
                 raise
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         self._set_fast(NO_SHORTCUTS)
@@ -100,15 +100,15 @@ class Engine:
         except Exception as error:
             self._set_fast(fast)
             raise error.error if isinstance(error, OnStepError) else error from None
-        self.notes = (f"no shortcuts, this network fails with them ({reason})",)
+        self.notes = (f"no optimizations: this network fails with them ({reason})",)
         return computed
 
     def avoid_fp16(self) -> bool:
-        """Take bf16 from now on in the place of fp16; return False where fp16 is not taken."""
+        """Use bf16 instead of fp16 from now on; return False if fp16 is not used."""
         if self.plan().predict != torch.float16:
             return False
         self._set_fast(replace(self.fast, precision="bf16"))
-        self.notes += ("this network's numbers are too large for fp16: bf16 is taken",)
+        self.notes += ("this network's activations overflow in fp16: bf16 is used",)
         return True
 
     def _run(self, compute: Compute, image: Tensor, size: Size, variant: Hashable) -> Computed:

@@ -1,9 +1,9 @@
-"""All that an image takes, recorded on the GPU once and replayed for the next of the same size.
+"""CUDA graphs: the work for an image, recorded once and replayed for images of the same size.
 
-Python starts some ten thousand kernels for one image, which takes longer than the kernels do. A
-CUDA graph starts them all at once. It reads the network's weights where they lie, so that it is
-good for as long as they lie there. Other weights, modules or hooks are noticed; a module's changed
-attribute, such as another dilation, is not: that takes a new method.
+Python launches some ten thousand kernels for one image, which takes longer than the kernels
+themselves. A CUDA graph launches them all at once. It reads the network's weights at their
+addresses, so it is valid as long as these stay. Other weights, modules or hooks are noticed; a
+changed attribute of a module, such as another dilation, is not: that takes a new method.
 """
 
 import gc
@@ -27,9 +27,9 @@ LOG = logging.getLogger(__name__)
 Compute = Callable[[Tensor], Computed]
 
 RECORD_AT = 2
-"""The image of a size, counted from 1, that is recorded. One that comes once is not worth it."""
+"""Which image of a size, counted from 1, is recorded: sizes that occur once are not worth it."""
 MOST_SIZES, MOST_BYTES = 16, 4 * 2**30
-"""Recordings that are kept: so many, and with so much memory of their own."""
+"""Limits for the recordings that are kept: their number, and their own memory."""
 
 
 @dataclass
@@ -67,10 +67,10 @@ class Graphs:
         self._needed: Counter[Any] = Counter()
         self._pool: Any = None
         self._recordings: OrderedDict[Any, Recording] = OrderedDict()
-        self._facts: Any = None
+        self._addresses: Any = None
         self._lock = Lock()
         self.trouble = ""
-        """Why nothing is recorded, if so."""
+        """Why nothing is recorded; empty if it is."""
 
     def __call__(
         self, compute: Compute, image: Tensor, size: Size, variant: Hashable = None
@@ -86,7 +86,7 @@ class Graphs:
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         key = (image.shape, image.dtype, image.device, autocast, variant)
         with self._lock:
-            self._forget_if_outdated()
+            self._clear_if_outdated()
             if key in self._recordings:
                 self._recordings.move_to_end(key)
                 return self._recordings[key].replay(image, size)
@@ -98,25 +98,25 @@ class Graphs:
     def _record(self, key: Any, compute: Compute, image: Tensor, size: Size) -> Computed:
         height, width = image.shape[-2:]
         LOG.info("preparing for images of %dx%d pixels", width, height)
-        self._needed[key] = 2 * self._seen[key]  # where sizes come and go, ever fewer are recorded
-        self._pool = self._pool or torch.cuda.graph_pool_handle()  # one after the other uses it
-        still, graph = image.clone(), torch.cuda.CUDAGraph()
+        self._needed[key] = 2 * self._seen[key]  # record ever less often if sizes keep changing
+        self._pool = self._pool or torch.cuda.graph_pool_handle()  # recordings share it
+        static_image, graph = image.clone(), torch.cuda.CUDAGraph()
         try:
             recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-            with _undisturbed(image.device), recording:
-                computed = compute(still)
+            with _garbage_collection_off(image.device), recording:
+                computed = compute(static_image)
         except torch.OutOfMemoryError:  # a recording needs memory beside what the image takes
             self._recordings.clear()
             self._needed[key] = sys.maxsize
             torch.cuda.empty_cache()
             return compute(image).finish(size, copy=False)
-        except RuntimeError as error:  # this network does what cannot be recorded
+        except RuntimeError as error:  # this network cannot be recorded
             self.trouble = str(error).partition("\n")[0]
-            LOG.info("not recorded, images are computed one by one: %s", self.trouble)
+            LOG.info("not recorded, every image is computed without a graph: %s", self.trouble)
             torch.cuda.synchronize(image.device)
             return compute(image).finish(size, copy=False)
-        self._facts = facts(self._model)
-        self._recordings[key] = Recording(graph, still, computed)
+        self._addresses = addresses(self._model)
+        self._recordings[key] = Recording(graph, static_image, computed)
         while len(self._recordings) > MOST_SIZES or self._num_bytes() > MOST_BYTES:
             if len(self._recordings) == 1:
                 break
@@ -126,15 +126,15 @@ class Graphs:
     def _num_bytes(self) -> int:
         return sum(recording.num_bytes for recording in self._recordings.values())
 
-    def _forget_if_outdated(self) -> None:
-        if self._recordings and facts(self._model) != self._facts:
+    def _clear_if_outdated(self) -> None:
+        if self._recordings and addresses(self._model) != self._addresses:
             for kept in (self._recordings, self._seen, self._needed):
                 kept.clear()
 
 
 @contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Keep the garbage collector from giving back memory in the middle of a recording."""
+def _garbage_collection_off(device: torch.device) -> Iterator[None]:
+    """Keep the garbage collector from freeing memory during a recording."""
     torch.cuda.synchronize(device)
     gc.collect()
     torch.cuda.empty_cache()
@@ -147,19 +147,19 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
             gc.enable()
 
 
-def facts(model: nn.Module) -> list[Any]:
-    """Return what a graph relies on: the modules, and where their tensors lie."""
-    relied_on: list[Any] = []
+def addresses(model: nn.Module) -> list[Any]:
+    """Return what a graph relies on: the modules, and the addresses of their tensors."""
+    result: list[Any] = []
     for module in model.modules():
-        relied_on.append(id(module))
+        result.append(id(module))
         for tensors in (module._parameters, module._buffers):
-            relied_on += [
+            result += [
                 None if t is None else (t.data_ptr(), t.dtype, t.shape, t.stride())
                 for t in tensors.values()
             ]
-    return relied_on
+    return result
 
 
 def has_hooks(model: nn.Module) -> bool:
-    """Return True if somebody watches the modules run, which a replay would not show."""
+    """Return True if modules have hooks, which a replay would not call."""
     return any(getattr(module, kind) for module in model.modules() for kind in HOOKS[:4])

@@ -15,7 +15,13 @@ from selfadapt.engine import san_batchnorm
 from selfadapt.engine.reuse import Reuse, version
 from selfadapt.engine.settings import NO_SHORTCUTS, Plan
 from selfadapt.models.interface import Interface
-from selfadapt.norm import Drift, SaNReport, convert, forward_context, image_statistics
+from selfadapt.norm import (
+    SaNReport,
+    StatisticsTracker,
+    convert,
+    forward_context,
+    image_statistics,
+)
 from selfadapt.pseudo import fuse
 from selfadapt.steps import StepRule, gradient_descent
 from selfadapt.views import Size, View, size_of, undo_together
@@ -23,9 +29,9 @@ from selfadapt.views import Size, View, size_of, undo_together
 LossOfLogits = Callable[[Tensor], Tensor]
 """A loss of the logits ``(1, C, H, W)``."""
 Gradients = Sequence[Tensor | None]
-"""One for each tuned weight; None where the loss does not depend on it."""
+"""The gradient of each tuned weight; None where the loss does not depend on it."""
 OnStep = Callable[[int, float], None]
-"""Is given the number of a step, from 1, and the loss before it."""
+"""Called with the number of a step, from 1, and the loss before it."""
 
 
 class OnStepError(Exception):
@@ -42,13 +48,13 @@ class Network:
     Half-precision models are run in float32: steps as small as adaptation's would be rounded away.
 
     Args:
-        model: The network. It is copied, and never written to.
-        interface: How to talk to it.
+        model: The network. It is copied, and never modified.
+        interface: What it takes and gives.
         san: The layers that mix in the image's statistics, and how much.
         tuned: Names of the parameters ``step`` may change.
-        plan: The shortcuts that run. None: none.
+        plan: The optimizations that run. None: none.
         on_step: Called after each step.
-        gave_up: Takes why a shortcut was given up for this image, by the name of the shortcut.
+        fallbacks: Filled with the reason why an optimization was given up, by its name.
     """
 
     def __init__(
@@ -59,12 +65,12 @@ class Network:
         tuned: Collection[str] = (),
         plan: Plan | None = None,
         on_step: OnStep | None = None,
-        gave_up: dict[str, str] | None = None,
+        fallbacks: dict[str, str] | None = None,
     ) -> None:
         self.device = next(model.parameters(), torch.empty(0)).device
         self.plan = plan = NO_SHORTCUTS.plan(self.device) if plan is None else plan
         self.interface, self.on_step = interface, on_step
-        self.gave_up = {} if gave_up is None else gave_up
+        self.fallbacks = {} if fallbacks is None else fallbacks
         kernels = {
             f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Conv2d)
         }
@@ -82,18 +88,20 @@ class Network:
 
         self.model = private_copy(model, new_tensor)
         parameters = dict(self.model.named_parameters())
-        if gone := [name for name in tuned if name not in parameters]:
-            raise ValueError(f"the network had {gone[0]} when this method was made: make it anew")
+        if missing := [name for name in tuned if name not in parameters]:
+            raise ValueError(
+                f"the network had {missing[0]} when this method was created: create it again"
+            )
         self.tuned = {name: parameters[name].requires_grad_() for name in tuned}
         self.buffers = dict(self.model.named_buffers())
         if san is not None:
             self.set_alpha(san)
         self.num_steps = 0
         self.deadline = inf
-        """Time by ``time.perf_counter`` from which on a method should begin no step."""
-        self._drift: Drift | None = None
+        """Time by ``time.perf_counter`` after which a method should not start another step."""
+        self._tracker: StatisticsTracker | None = None
         self._reuse: Reuse | None = None
-        self._reused_for: tuple[Tensor, int, Tensor, Drift | None] | None = None
+        self._reused_for: tuple[Tensor, int, Tensor, StatisticsTracker | None] | None = None
         self._in_loss = False
 
     def __del__(self) -> None:
@@ -112,7 +120,7 @@ class Network:
                 del module.__dict__[name]
 
     def set_alpha(self, san: SaNReport) -> None:
-        """Let the layers that ``san`` lists mix in the image's statistics with its alphas."""
+        """Convert the layers that ``san`` lists to SaN with its alphas."""
         convert(self.model, san)
 
     def logits(self, image: Tensor) -> Tensor:
@@ -162,7 +170,7 @@ class Network:
         Args:
             image: A raw image.
             loss: The loss.
-            again: Gradients for this image will be asked for again, after a step.
+            again: Gradients for this image will be computed again, after a step.
         """
         weights = list(self.tuned.values())
         if not weights:
@@ -196,7 +204,7 @@ class Network:
         lr: float,
         rule: StepRule = gradient_descent,
     ) -> None:
-        """Move the tuned weights against their gradients; tell ``on_step`` of the step."""
+        """Move the tuned weights against their gradients; call ``on_step``."""
         pairs = zip(self.tuned.values(), gradients, strict=True)
         moving = [(weight.data, gradient) for weight, gradient in pairs if gradient is not None]
         if moving:
@@ -211,16 +219,16 @@ class Network:
     @contextmanager
     def image_statistics(self, momentum: float) -> Iterator[None]:
         """Normalise with image statistics alone, and let the running statistics follow them."""
-        with image_statistics(self.model, momentum) as self._drift:
+        with image_statistics(self.model, momentum) as self._tracker:
             yield
-        self._drift = None
+        self._tracker = None
 
     def _run(self, image: Tensor, use: Callable[[Tensor], Any], again: bool = False) -> Any:
         """Run the network on an image, and ``use`` its logits.
 
         Args:
             image: A raw image.
-            use: What is done with the logits.
+            use: Function of the logits.
             again: The network will be run on this image again, with other tuned weights.
         """
         x, reuse = self._input(image, again)
@@ -247,32 +255,32 @@ class Network:
             raise
 
     def _input(self, image: Tensor, again: bool) -> tuple[Tensor, Reuse | None]:
-        """Return the network's input for an image, and what a run on it before has left."""
+        """Return the network's input for an image, and the ``Reuse`` of an earlier run on it."""
         if self._reused_for is not None and self._reuse is not None and self._reuse.usable:
-            for_image, its_version, x, for_drift = self._reused_for
+            for_image, its_version, x, for_tracker = self._reused_for
             is_same = for_image is image and its_version == version(image)
-            if is_same and for_drift is self._drift:
+            if is_same and for_tracker is self._tracker:
                 return x, self._reuse
         x = self.interface.prepare(self.interface.normalize(image))
         if self.plan.runs("channels_last"):
             x = x.contiguous(memory_format=torch.channels_last)
         if self._reuse is not None and not self._reuse.usable:
-            self.gave_up["reuse"] = "the network changes what does not depend on the tuned layers"
+            self.fallbacks["reuse"] = "the network changes what does not depend on the tuned layers"
             return x, None
         if not again:
             return x, None
         frozen = [value for name, value in self.model.named_parameters() if name not in self.tuned]
-        buffers = self.buffers.values() if self._drift is None else ()
-        self._reused_for = image, version(image), x, self._drift
+        buffers = self.buffers.values() if self._tracker is None else ()
+        self._reused_for = image, version(image), x, self._tracker
         self._reuse = Reuse(
-            self.model, self.tuned, [x, *frozen, *buffers], self._drift,
+            self.model, self.tuned, [x, *frozen, *buffers], self._tracker,
             partial(_autocast, self.device.type, self.plan.predict),
         )  # fmt: skip
         return x, self._reuse
 
 
 def _autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Set the numbers to compute with: 16-bit ones, or what the caller's autocast says.
+    """Compute in a 16-bit dtype, or as the caller's autocast says.
 
     Autocast keeps 16-bit copies of weights; after a step they would be outdated.
     """
@@ -286,7 +294,7 @@ def _autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[
 
 def _advice(error: Exception) -> str:
     if "use_reentrant" in str(error):
-        return "no gradients pass such checkpoints: set use_reentrant=False in the network"
+        return "gradients do not pass such checkpoints: set use_reentrant=False in the network"
     if "should be the same" in str(error):
         return "it casts its input itself, but is run in float32: give model.float() without that"
     called = "" if isinstance(error, RuntimeError) else "it is called as model(images); "
@@ -297,6 +305,6 @@ def _advice(error: Exception) -> str:
 
 
 def described(error: Exception) -> str:
-    """Return in one line what a network raised, with the advice that was added to it."""
+    """Return an error of a network in one line, with the advice in its notes."""
     message, _, _ = f"{type(error).__name__}: {error}".partition("\n")
     return "; ".join([message, *dict.fromkeys(getattr(error, "__notes__", ()))])

@@ -1,8 +1,9 @@
-"""What is frozen is computed once: a module whose inputs have not changed returns what it returned.
+"""Frozen layers run once: a module whose inputs have not changed returns its earlier output.
 
-Steps of adaptation run the same image through the same network again and again, and only the upper
-layers change. No architecture is known here. The input and the frozen weights are constant; what a
-module without tuned weights, or a function, makes of constants is constant too, and is kept.
+Steps of adaptation run the same image through the same network repeatedly, and only the upper
+layers change. Nothing is assumed about the architecture. The input and the frozen weights are
+constant; the output of a module without tuned weights, or of a function, for constant inputs is
+constant too, and is kept.
 """
 
 from collections import deque
@@ -17,25 +18,25 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from selfadapt.copying import STANDARD
-from selfadapt.norm import Drift
+from selfadapt.norm import StatisticsTracker
 
 IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "pow")}
 DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 PASSED = STANDARD - {"_buffers"} | {"forward"}
-"""Attributes that are not looked at; buffers may be put in the place of others."""
+"""Attributes that are not compared; buffers may be replaced."""
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 class Reuse(TorchFunctionMode):
-    """Runs a network, again and again on the same input, with some of its weights tuned.
+    """Runs a network repeatedly on the same input while some of its weights change.
 
     Args:
         model: The network.
         tuned: Names of the parameters that change.
         constants: The input, and the weights that do not change.
-        drift: How running statistics follow the image, if they do: those of a layer that is not
-            run again follow all the same.
-        precision: Sets the kind of numbers that constants are computed with.
+        tracker: How running statistics follow the image, if they do: those of a layer that is not
+            run again are updated all the same.
+        precision: Sets the dtype that constants are computed in.
     """
 
     def __init__(
@@ -43,25 +44,25 @@ class Reuse(TorchFunctionMode):
         model: nn.Module,
         tuned: Collection[str],
         constants: Iterable[Tensor],
-        drift: Drift | None = None,
+        tracker: StatisticsTracker | None = None,
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         super().__init__()
         self._modules = list(frozen_modules(model, tuned))
-        self._drift = drift or Drift(0.0)
+        self._tracker = tracker or StatisticsTracker(0.0)
         self._precision = precision
-        self._known: dict[int, tuple[Tensor, int]] = {}  # with the version it must have
-        self._used: set[int] = set()  # by something else than what changes them in place
+        self._constants: dict[int, tuple[Tensor, int]] = {}  # with the version it must have
+        self._used: set[int] = set()  # by others than those that change them in place
         self._calls: dict[Any, tuple[list[Any], Any, list[Tensor], list[Any], list[Any]]] = {}
         self._inside = False
         self.usable = True
-        """Whether there may be something to reuse: not where a network changes its constants."""
+        """False once the network has changed one of its constants."""
         self._given = [(tensor, version(tensor)) for tensor in constants]
-        self._learn(tensor for tensor, _ in self._given)
+        self._add_constants(tensor for tensor, _ in self._given)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Reuse what can be reused in a ``with`` block that runs the network."""
+        """Reuse outputs in a ``with`` block that runs the network."""
         if not self.usable:
             yield
             return
@@ -79,19 +80,19 @@ class Reuse(TorchFunctionMode):
                 if forward is not None:
                     module.__dict__["forward"] = forward
         if any(version(tensor) != given for tensor, given in self._given):
-            self._give_up()
+            self._disable()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run a function of the network's own code, unless it has been run on these constants."""
+        """Run a function called by the network, unless its output for these constants is kept."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if self._inside or not self.usable:
             return func(*args, **kwargs)
         if name in ("__get__", "__set__"):
-            if (name == "__set__" or func == DATA) and id(args[0]) in self._known:
-                self._give_up()  # who takes a tensor's data changes it without a trace
+            if (name == "__set__" or func == DATA) and id(args[0]) in self._constants:
+                self._disable()  # changes through .data leave no trace
             return func(*args, **kwargs)
         changes = name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
         if (changes or name == "__setitem__" or "out" in kwargs) and args:
@@ -102,25 +103,25 @@ class Reuse(TorchFunctionMode):
         if self._inside or not self.usable:
             return run(*args, **kwargs)
         first = args[0] if args else None
-        if isinstance(first, Tensor) and id(first) not in self._known:
+        if isinstance(first, Tensor) and id(first) not in self._constants:
             self._use(what, (*args, *kwargs.values()))
             return run(*args, **kwargs)
         leaves, form = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = self._key(what, leaves, form) if tensors else None
-        if key is None or not self._constant(tensors):
+        if key is None or not self._are_constant(tensors):
             self._use(what, tensors)
             return run(*args, **kwargs)
         if key in self._calls:
             made, form, results, updates, attributes = self._calls[key]
             if not _all_same(attributes, _attributes(what)):
-                return run(*args, **kwargs)  # it was set to do something else meanwhile
-            if self._constant(results):
-                self._drift.replay_updates(updates)
-                return tree_unflatten(made, form)  # lists and dicts are the caller's own
-            self._give_up()  # it was changed since, through a view of it
+                return run(*args, **kwargs)  # the module was reconfigured meanwhile
+            if self._are_constant(results):
+                self._tracker.replay_updates(updates)
+                return tree_unflatten(made, form)  # the caller may change lists and dicts
+            self._disable()  # it was changed through a view
             return run(*args, **kwargs)
-        start = len(self._drift.updates)
+        start = len(self._tracker.updates)
         buffers = list(map(_with_version, what.buffers() if isinstance(what, nn.Module) else ()))
         attributes = _attributes(what)
         self._inside = True
@@ -129,23 +130,23 @@ class Reuse(TorchFunctionMode):
                 result = run(*args, **kwargs)
         finally:
             self._inside = False
-        updates = self._drift.updates[start:]
+        updates = self._tracker.updates[start:]
         if self._keeps_state(buffers, updates) or not _same(tree_flatten((args, kwargs)), leaves):
             return result
         if not _all_same(attributes, _attributes(what)):
-            return result  # it left something on itself, for others or for its next run
+            return result  # it keeps state in its attributes
         made, form = tree_flatten(result)
         results = [leaf for leaf in made if isinstance(leaf, Tensor)]
-        changed = [tensor for tensor in tensors if not self._constant([tensor])]
+        changed = [tensor for tensor in tensors if not self._are_constant([tensor])]
         if any(id(tensor) in self._used for tensor in changed):
-            self._give_up()  # who used it would find it changed the next time
+            self._disable()  # its earlier users would see it changed the next time
             return result
         if not all(map(_plain, made)):
             returned = {id(tensor) for tensor in (*results, *changed)}
             self._use(None, (tensor for tensor in tensors if id(tensor) not in returned))
         tidy = all(isinstance(leaf, Tensor) or _plain(leaf) for leaf in made)
         if tidy and results and not any(map(_requires_grad, results)):
-            self._learn([*tensors, *results])  # an input may have been changed in place
+            self._add_constants([*tensors, *results])  # an input may have been changed in place
             self._calls[key] = made, form, results, updates, attributes
         return result
 
@@ -158,36 +159,36 @@ class Reuse(TorchFunctionMode):
             return None
         return key
 
-    def _constant(self, tensors: Iterable[Tensor]) -> bool:
+    def _are_constant(self, tensors: Iterable[Tensor]) -> bool:
         return all(
-            (entry := self._known.get(id(tensor))) is not None and version(tensor) == entry[1]
+            (entry := self._constants.get(id(tensor))) is not None and version(tensor) == entry[1]
             for tensor in tensors
         )
 
-    def _learn(self, tensors: Iterable[Tensor]) -> None:
-        self._known |= {id(tensor): (tensor, version(tensor)) for tensor in tensors}
+    def _add_constants(self, tensors: Iterable[Tensor]) -> None:
+        self._constants |= {id(tensor): (tensor, version(tensor)) for tensor in tensors}
 
     def _use(self, what: Any, values: Iterable[Any]) -> None:
-        """Remember which constants something was made of; a module's own functions will tell."""
+        """Remember which constants were used; for a module, its own function calls do."""
         if not isinstance(what, nn.Module):
-            self._used.update(id(value) for value in values if id(value) in self._known)
+            self._used.update(id(value) for value in values if id(value) in self._constants)
 
     def _keeps_state(self, buffers: Iterable[tuple[Tensor, int]], updates: Iterable[Any]) -> bool:
-        """Return True if a module has changed its buffers, so that its next result differs."""
-        drifting = {id(tensor) for update in updates for tensor in update[:2]}
+        """Return True if a module has changed its buffers, so that its next output may differ."""
+        running = {id(tensor) for update in updates for tensor in update[:2]}
         changed = [tensor for tensor, before in buffers if version(tensor) != before]
-        return any(id(tensor) not in drifting for tensor in changed)
+        return any(id(tensor) not in running for tensor in changed)
 
     def _check_change(self, args: Any, kwargs: Any) -> None:
-        """Give up where a constant is about to be changed by something that is none."""
+        """Disable reuse if a constant is about to be changed by a value that is not constant."""
         changed = tree_flatten(kwargs.get("out", args[0]))[0]
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-        if any(id(leaf) in self._known for leaf in changed) and not self._constant(tensors):
-            self._give_up()
+        if any(id(leaf) in self._constants for leaf in changed) and not self._are_constant(tensors):
+            self._disable()
 
-    def _give_up(self) -> None:
+    def _disable(self) -> None:
         self.usable = False
-        for kept in (self._calls, self._known, self._used, self._given):
+        for kept in (self._calls, self._constants, self._used, self._given):
             kept.clear()
 
 
@@ -215,12 +216,12 @@ def _plain(leaf: Any) -> bool:
 
 
 def _same(now: tuple[list[Any], Any], before: list[Any]) -> bool:
-    """Return True if arguments are what they were: a module may take things out of a list."""
+    """Return True if the arguments are unchanged: a module may modify a list."""
     return _all_same(before, now[0])
 
 
 def _attributes(what: Any) -> list[Any]:
-    """Return all that a module and its parts have on themselves, content of lists and dicts too."""
+    """Return all attributes of a module and its submodules, with the content of lists and dicts."""
     attributes: list[Any] = []
     for part in what.modules() if isinstance(what, nn.Module) else ():
         for name, value in part.__dict__.items():
@@ -252,15 +253,15 @@ def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def version(tensor: Tensor) -> int:
-    """Return a number that is another one once the tensor is changed in place."""
+    """Return a number that changes when the tensor is changed in place."""
     with torch._C.DisableTorchFunction():
-        if hasattr(type(tensor), "version"):  # it is not computed yet
+        if hasattr(type(tensor), "version"):  # a DeferredTensor
             return tensor.version  # type: ignore[attr-defined]
         return -1 if tensor.is_inference() else tensor._version
 
 
 def _contents(value: Any, depth: int = 3) -> list[Any]:
-    """Return a value and what is in it: content of lists and dicts, tensors of other objects."""
+    """Return a value and its content: items of lists and dicts, tensors of other objects."""
     if depth == 0 or isinstance(value, Tensor | nn.Module | type) or callable(value):
         return [value]
     if isinstance(value, list | tuple | deque):

@@ -20,16 +20,16 @@ from torch.autograd.function import once_differentiable
 
 from selfadapt.norm import SaN, unbiased_var
 
-HALVES = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def normalize(layer: SaN, x: Tensor) -> Tensor | None:
-    """Return what a SaN layer makes of features; None if the kernels do not take them."""
+    """Return the output of a SaN layer; None if the kernels do not take its input."""
     running, affine = (layer.running_mean, layer.running_var), (layer.weight, layer.bias)
-    drift = layer.san_drift
-    if (layer.san_alpha == 0 and drift is None) or not can_mix(x, *running, *affine):
+    tracker = layer.san_tracker
+    if (layer.san_alpha == 0 and tracker is None) or not can_mix(x, *running, *affine):
         return None
-    if drift is None:
+    if tracker is None:
         return MixedNorm.apply(x, *running, *affine, layer.san_alpha, layer.eps)[0]
     num = x[0, 0].numel()
     if x.is_cuda or num == 1:
@@ -38,14 +38,14 @@ def normalize(layer: SaN, x: Tensor) -> Tensor | None:
     else:  # as it is in training, and so in the released code: equal to the last bit
         image = torch.zeros_like(running[0]), torch.zeros_like(running[1])
         y = F.batch_norm(x, *image, *affine, training=True, momentum=1.0, eps=layer.eps)
-    drift.update(running, image)
+    tracker.update(running, image)
     return y
 
 
 def can_mix(x: Tensor, *vectors: Tensor | None) -> bool:
     """Return True if the kernels take these features, statistics, weight and bias.
 
-    Not where somebody looks at the operations themselves: to export, compile or differentiate them.
+    Not under export, compilation or functional transforms, which look at the operations themselves.
     """
     kinds = {vector.dtype for vector in vectors if vector is not None}
     if len(x) != 1 or x.numel() == 0 or len(kinds) != 1:
@@ -55,9 +55,9 @@ def can_mix(x: Tensor, *vectors: Tensor | None) -> bool:
     if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     (kind,) = kinds
-    if x.is_cuda:  # where steps have kernels of their own
+    if x.is_cuda:  # steps have their own kernels
         predicts = not torch.is_grad_enabled()
-        return predicts and kind == torch.float32 and x.dtype in (*HALVES, torch.float32)
+        return predicts and kind == torch.float32 and x.dtype in (*HALF_DTYPES, torch.float32)
     return x.device.type == "cpu" and kind == x.dtype and kind in (torch.float32, torch.float64)
 
 
@@ -98,7 +98,7 @@ class MixedNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> Any:
         """Return the gradients of input, weight and bias."""
         x, weight, mean, var, image_mean = ctx.saved_tensors
-        of_x, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+        grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, x, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
         )
         if ctx.needs_input_grad[0] and ctx.alpha:
@@ -106,10 +106,10 @@ class MixedNorm(torch.autograd.Function):
             share = -ctx.alpha * inverse / (x.numel() / len(mean))
             if weight is not None:
                 share = share * weight
-            slant = share * inverse * of_weight
+            linear = share * inverse * grad_weight
             shape = (1, -1, *[1] * (x.dim() - 2))
-            level = (share * of_bias - slant * image_mean).reshape(shape)
-            of_x = of_x + torch.addcmul(level, x, slant.reshape(shape)).to(of_x.dtype)
+            constant = (share * grad_bias - linear * image_mean).reshape(shape)
+            grad_x = grad_x + torch.addcmul(constant, x, linear.reshape(shape)).to(grad_x.dtype)
         needed = ctx.needs_input_grad
-        of_weight = of_weight if needed[3] else None
-        return of_x, None, None, of_weight, of_bias if needed[4] else None, None, None
+        grad_weight = grad_weight if needed[3] else None
+        return grad_x, None, None, grad_weight, grad_bias if needed[4] else None, None, None

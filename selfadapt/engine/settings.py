@@ -1,4 +1,4 @@
-"""Which shortcuts are taken: what was asked for, and what runs on a device."""
+"""Which optimizations are on, and which run on a device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fast:
-    """Shortcuts to the same result, each with its switch.
+    """Optimizations that leave the result the same, each with its switch.
 
     ``reuse`` and ``san_batchnorm`` run on any device, the others on GPUs.
 
@@ -39,7 +39,7 @@ class Fast:
     batches: bool = True
     """Run views of one size through the network together."""
     graphs: bool = True
-    """Record what an image takes, and replay it for the next of the same size."""
+    """Record the work for an image in a CUDA graph, and replay it for the next of the same size."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -90,22 +90,22 @@ class Fast:
 
 @dataclass(frozen=True)
 class Plan:
-    """The shortcuts that run on a device, and why the others do not."""
+    """The optimizations that run on a device, and why the others do not."""
 
     predict: torch.dtype | None = None
-    """What the network computes with to predict; None: its own."""
+    """Dtype of predictions; None: the network's own."""
     adapt: torch.dtype | None = None
-    """What the network computes with in steps; None: its own."""
+    """Dtype of steps; None: the network's own."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why a shortcut does not run, by its name in ``Fast``."""
+    """Why an optimization does not run, by its name in ``Fast``."""
 
     @property
     def running(self) -> tuple[str, ...]:
-        """The names of the shortcuts that run."""
+        """The names of the optimizations that run."""
         return tuple(name for name in Fast.__dataclass_fields__ if name not in self.reasons)
 
     def runs(self, name: str) -> bool:
-        """Return True if the shortcut of this name in ``Fast`` runs."""
+        """Return True if the optimization of this name in ``Fast`` runs."""
         return name not in self.reasons
 
 
@@ -116,7 +116,7 @@ NO_SHORTCUTS = Fast(
 
 
 def as_fast(fast: bool | Fast) -> Fast:
-    """Return the settings that ``fast`` stands for: all shortcuts, none, or those it names."""
+    """Return the settings that ``fast`` stands for: all optimizations, none, or those it names."""
     if isinstance(fast, bool):
         return Fast() if fast else NO_SHORTCUTS
     if not isinstance(fast, Fast):

@@ -8,7 +8,7 @@ from torch import Tensor
 PIXELS = 256
 """Pixels that a program counts."""
 PARTS = 64
-"""Sums that neighbouring pixels go to in turn: else all would wait for the few that most are in."""
+"""Copies of the sums that neighbouring pixels take in turn, so that few additions collide."""
 MOST_CELLS = 2**22
 """Cells of all parts together, unless there is only one part."""
 
@@ -20,7 +20,7 @@ def count_pixels(
 ):  # fmt: skip
     """Add each pixel to its cell by true and predicted class, and to that by confidence.
 
-    What has no class, or no number for a probability, counts for a class of its own, the last.
+    Pixels without a class or with NaN as probability count for an extra class, the last.
     """
     p = tl.program_id(0) * P + tl.arange(0, P)
     inside = p < pixels
@@ -33,23 +33,23 @@ def count_pixels(
         predicted = tl.where(better, c, predicted)
         best = tl.where(better, prob, best)
     true = tl.load(label + p, mask=inside, other=IGNORE).to(tl.int32)
-    known = inside & (true != IGNORE)
+    labelled = inside & (true != IGNORE)
     fits = (true >= 0) & (true < classes) & (best == best)
     true = tl.where(fits, true, classes)
     best = tl.where(fits, best, 0.0).to(tl.float64)
-    place = tl.minimum(tl.maximum((best * BINS).to(tl.int32), 0), BINS - 1)
+    bin_index = tl.minimum(tl.maximum((best * BINS).to(tl.int32), 0), BINS - 1)
     above = best * UNIT + 0.5
     units = above.to(tl.int64)
     units -= ((units.to(tl.float64) == above) & (units % 2 == 1)).to(tl.int64)  # halves to even
     sums += p % parts * cells
-    one = known.to(tl.int64)
+    ones = labelled.to(tl.int64)
     hit = (predicted == true).to(tl.int32)
-    place += true * BINS
-    tl.atomic_add(sums + true * classes + predicted, one, mask=known, sem="relaxed")
+    bin_index += true * BINS
+    tl.atomic_add(sums + true * classes + predicted, ones, mask=labelled, sem="relaxed")
     sums += (classes + 1) * classes
-    tl.atomic_add(sums + place * 2 + hit, one, mask=known, sem="relaxed")
+    tl.atomic_add(sums + bin_index * 2 + hit, ones, mask=labelled, sem="relaxed")
     sums += (classes + 1) * BINS * 2
-    tl.atomic_add(sums + place, units, mask=known, sem="relaxed")
+    tl.atomic_add(sums + bin_index, units, mask=labelled, sem="relaxed")
 
 
 def add_pixels(label: Tensor, probs: Tensor, cells: int, **constants: int) -> Tensor:
@@ -59,7 +59,7 @@ def add_pixels(label: Tensor, probs: Tensor, cells: int, **constants: int) -> Te
         label: True classes ``(H, W)``.
         probs: Class probabilities ``(C, H, W)``, float32.
         cells: How many sums there are.
-        constants: What the kernel takes as constants.
+        constants: Compile-time constants of the kernel.
     """
     parts = max(1, min(PARTS, MOST_CELLS // cells))
     sums = torch.zeros(parts, cells, dtype=torch.int64, device=probs.device)

@@ -1,9 +1,9 @@
 """Neighbouring operations in one pass over memory, on a GPU.
 
 A SaN layer is mostly followed by a ReLU, or by the sum with a shortcut and a ReLU; the scores of a
-network by upsampling and a cross-entropy. Done one by one, each reads and writes all of its input.
-Here the first of them returns a tensor that is not computed yet. What comes next either joins in,
-or finds the tensor computed, as it would have been. So no network has to be known, or changed.
+network by upsampling and a cross-entropy. Computed separately, each reads and writes all of its
+input. Here the first of them returns a tensor that is not computed yet. The next operation is
+either fused with it, or finds it computed as usual. So no network has to be known, or changed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ FACTS = {
     Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__,
     *(getattr(Tensor, name).__get__ for name in PROPERTIES),
 }  # fmt: skip
-"""What can be asked of a tensor that is not computed."""
+"""What a tensor answers before it is computed."""
 CLASSIFIER = 64
 """A 1x1 convolution with a bias and no more outputs than these counts as a classifier."""
 
@@ -40,15 +40,15 @@ class DeferredTensor(Tensor):
     """A tensor that is computed when it is needed."""
 
     value: Tensor | None
-    """What it is, once it is computed."""
+    """The result, once it is computed."""
 
     @staticmethod
     def __new__(cls, parts: Sequence[Any], size: Sequence[int], *args: Any) -> "DeferredTensor":
-        """Make a tensor of a size and without numbers, of the kind of the first part."""
-        slopes = any(part.requires_grad for part in parts if part is not None)
+        """Make a tensor without storage, with the dtype and device of the first part."""
+        needs_grad = any(part.requires_grad for part in parts if part is not None)
         return Tensor._make_wrapper_subclass(
             cls, torch.Size(size), dtype=parts[0].dtype, device=parts[0].device,
-            requires_grad=slopes and torch.is_grad_enabled(),
+            requires_grad=needs_grad and torch.is_grad_enabled(),
         )  # fmt: skip
 
     def __init__(self, parts: Sequence[Any], size: Sequence[int]) -> None:
@@ -63,25 +63,25 @@ class DeferredTensor(Tensor):
         return self.changes + (0 if self.value is None else self.value._version)
 
     def compute(self) -> Tensor:
-        """Return what this tensor is, by itself."""
+        """Return the result without any fusion."""
         raise NotImplementedError
 
-    def join(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Return the result of a function if it can be computed in one go, or NotImplemented."""
+    def fuse_with(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return the result of a function fused with this one, or NotImplemented."""
         return NotImplemented
 
     def materialize(self) -> Tensor:
         """Return this tensor, computed."""
         if self.value is None:
-            self.value = self.computed()
+            self.value = self.compute_checked()
         return self.value
 
-    def computed(self, **how: Any) -> Tensor:
-        """Compute, as long as that gives what it would have given at once."""
+    def compute_checked(self, **kwargs: Any) -> Tensor:
+        """Compute; raise RuntimeError if an input was changed in place meanwhile."""
         if self._versions != [part._version for part in self.parts if part is not None]:
             raise RuntimeError("a tensor that others are still computed from was changed in place")
         with torch._C.DisableTorchFunction():
-            return self.compute(**how)
+            return self.compute(**kwargs)
 
     @classmethod
     def __torch_function__(
@@ -93,7 +93,7 @@ class DeferredTensor(Tensor):
                 return func(*args, **kwargs)
         for arg in args:
             if isinstance(arg, DeferredTensor) and arg.value is None:
-                result = arg.join(func, args, kwargs)
+                result = arg.fuse_with(func, args, kwargs)
                 if result is not NotImplemented:
                     return result
         args, kwargs = tree_map_only(DeferredTensor, DeferredTensor.materialize, (args, kwargs))
@@ -103,26 +103,26 @@ class DeferredTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Refuse what did not come by ``__torch_function__``: there are no numbers to work on."""
-        raise RuntimeError(f"{func} is given a tensor that is not computed yet")
+        """Refuse what bypassed ``__torch_function__``: there is no storage to work on."""
+        raise RuntimeError(f"{func} got a tensor that is not computed yet")
 
 
 class Normalized(DeferredTensor):
-    """What a SaN layer returns: ReLU and the sum with a shortcut may join in."""
+    """Output of a SaN layer, to be fused with ReLU and the sum with a shortcut."""
 
     def __init__(self, parts: Sequence[Any], size: Sequence[int], alpha: float) -> None:
         super().__init__(parts, size)  # input, weight, bias, statistics, shortcut
         self.alpha = alpha
 
     def compute(self, relu: bool = False) -> Tensor:
-        """Normalise, add the shortcut, and take ReLU if wanted."""
+        """Normalise, add the shortcut, and apply ReLU on request."""
         return launch.Normalize.apply(*self.parts[:4], self.alpha, self.parts[4], relu)
 
-    def join(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Take in ReLU and sums."""
+    def fuse_with(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Fuse with ReLU and sums."""
         if func in RELUS:
             inplace = func in IN_PLACE_RELUS or kwargs.get("inplace") or args[1:] == (True,)
-            result = self.computed(relu=True)
+            result = self.compute_checked(relu=True)
             if inplace:
                 self.value, self.changes = result, self.changes + 1
             return result
@@ -145,7 +145,7 @@ class Normalized(DeferredTensor):
 
 
 class Upsampled(DeferredTensor):
-    """Scores brought to the size of the image: a cross-entropy may join in."""
+    """Scores upsampled to the size of the image, to be fused with a cross-entropy."""
 
     def __init__(self, parts: Sequence[Any], size: Sequence[int], aligned: bool) -> None:
         super().__init__(parts, size)
@@ -157,8 +157,8 @@ class Upsampled(DeferredTensor):
             self.scores, self.shape[-2:], mode="bilinear", align_corners=self.aligned
         )
 
-    def join(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Take in a cross-entropy; what changes nothing leaves it as it is."""
+    def fuse_with(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Fuse with a cross-entropy; return self for operations that change nothing."""
         if func is Tensor.to and not kwargs and args[1:] == (self.dtype,):
             return self
         if func is Tensor.__getitem__ and _takes_all(args[1], self.shape):
@@ -187,15 +187,15 @@ def _takes_all(index: Any, shape: torch.Size) -> bool:
 
 
 class Fusing(TorchFunctionMode):
-    """Lets operations join where that is faster; everything else is as it was."""
+    """Fuses operations where that is faster; everything else runs as usual."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run a function, or what is the same."""
+        """Run a function, or an equivalent of it."""
         kwargs = kwargs or {}
-        if func is F.interpolate and (later := _upsampled(*args, **kwargs)) is not None:
-            return later
+        if func is F.interpolate and (deferred := _upsampled(*args, **kwargs)) is not None:
+            return deferred
         if func is F.interpolate and kwargs["mode"] == "bilinear":
             return _in_full_precision(func, *args, **kwargs)
         if func is torch.conv2d and (result := _as_product(*args, **kwargs)) is not None:
@@ -205,7 +205,7 @@ class Fusing(TorchFunctionMode):
 
 def _in_full_precision(interpolate: Callable[..., Tensor], x: Tensor, **kwargs: Any) -> Tensor:
     """Upsample what may be scores in float32: between 16-bit numbers there is little."""
-    if x.dim() == 4 and x.shape[1] <= launch.MAX_CLASSES and x.dtype in launch.HALVES:
+    if x.dim() == 4 and x.shape[1] <= launch.MAX_CLASSES and x.dtype in launch.HALF_DTYPES:
         x = x.float()
     return interpolate(x, **kwargs)
 
@@ -242,9 +242,9 @@ def _as_product(
     groups: int = 1,
 ) -> Tensor | None:
     """Return a 1x1 convolution as the matrix product it is."""
-    one = weight.shape[-2:] == (1, 1) and groups == 1
-    plain = stride in (1, (1, 1)) and padding in (0, (0, 0))
-    if not (one and plain and input.dim() == 4 and launch.takes_products(input)):
+    is_pointwise = weight.shape[-2:] == (1, 1) and groups == 1
+    is_dense = stride in (1, (1, 1)) and padding in (0, (0, 0))
+    if not (is_pointwise and is_dense and input.dim() == 4 and launch.takes_products(input)):
         return None
     if isinstance(input, DeferredTensor):
         input = input.materialize()
@@ -258,22 +258,22 @@ def _as_product(
 
 
 def normalize(layer: SaN, x: Tensor) -> Tensor | None:
-    """Return what a SaN layer makes of features, deferred; None if no kernel takes them."""
+    """Return the output of a SaN layer, deferred; None if no kernel takes its input."""
     x = x.materialize() if isinstance(x, DeferredTensor) else x
-    drift = layer.san_drift
+    tracker = layer.san_tracker
     running = layer.running_mean, layer.running_var
     rows = [row for row in (*running, layer.weight, layer.bias) if row is not None]
     is_taken = launch.takes_features(x) and all(row.is_contiguous() for row in rows)
-    if not is_taken or (drift is not None and len(x) > 1):
+    if not is_taken or (tracker is not None and len(x) > 1):
         return san_batchnorm.normalize(layer, x)
-    momentum = None if drift is None else drift.momentum
+    momentum = None if tracker is None else tracker.momentum
     with torch.no_grad():
         vectors = launch.statistics(
             x, *running, layer.weight, layer.bias, layer.eps, layer.san_alpha, momentum
         )
-    if drift is not None:
-        drift.updates.append((*running, vectors[0, 2], vectors[0, 5]))
-    alpha = layer.san_alpha if drift is None else 1.0
+    if tracker is not None:
+        tracker.updates.append((*running, vectors[0, 2], vectors[0, 5]))
+    alpha = layer.san_alpha if tracker is None else 1.0
     return Normalized((x, layer.weight, layer.bias, vectors, None), x.shape, alpha)
 
 
@@ -283,13 +283,13 @@ _fusing = 0
 
 
 def _apply_computed(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-    """Compute what a function of somebody's own is given: modes do not see it being called."""
+    """Materialize the arguments of a custom autograd function: modes do not see its call."""
     args, kwargs = tree_map_only(DeferredTensor, DeferredTensor.materialize, (args, kwargs))
     return _apply(cls, *args, **kwargs)
 
 
 @contextmanager
-def _computing_arguments() -> Iterator[None]:
+def _materialized_arguments() -> Iterator[None]:
     global _fusing
     with _lock:
         _fusing += 1
@@ -305,6 +305,6 @@ def _computing_arguments() -> Iterator[None]:
 
 @contextmanager
 def fusing(num_images: int) -> Iterator[None]:
-    """Let operations join in a ``with`` block that runs a network on so many images."""
-    with _computing_arguments(), Fusing(), forward_context(num_images, normalize):
+    """Fuse operations in a ``with`` block that runs a network on ``num_images`` images."""
+    with _materialized_arguments(), Fusing(), forward_context(num_images, normalize):
         yield

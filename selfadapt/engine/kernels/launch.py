@@ -1,4 +1,4 @@
-"""The kernels as functions that can be differentiated."""
+"""The kernels as differentiable functions."""
 
 from typing import Any
 
@@ -16,19 +16,19 @@ FOUR, EIGHT = 528, 1056
 """Programs that add up: four or eight on each processor of an H200."""
 SPLITS = 256
 """Chunks that the pixels of a sample are divided into, at most."""
-HALVES = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 MAX_CLASSES = 256
 """More scores than these are upsampled as usual."""
 
 
 def channels_are_last(x: Tensor) -> bool:
-    """Return True if features lie in memory as the kernels want them."""
+    """Return True if features lie in memory as the kernels need it."""
     return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def takes_features(x: Tensor) -> bool:
     """Return True if features can be normalised by the kernels."""
-    kinds = (*HALVES, torch.float32)
+    kinds = (*HALF_DTYPES, torch.float32)
     return x.is_cuda and x.dtype in kinds and x.numel() > 0 and channels_are_last(x)
 
 
@@ -42,7 +42,7 @@ def takes_scores(scores: Tensor) -> bool:
 
 def takes_products(x: Tensor) -> bool:
     """Return True if 1x1 convolutions are faster as matrix products."""
-    return x.is_cuda and x.dtype in HALVES and torch.is_autocast_enabled("cuda")
+    return x.is_cuda and x.dtype in HALF_DTYPES and torch.is_autocast_enabled("cuda")
 
 
 def _tiles(x: Tensor) -> tuple[int, tuple[int, int, int]]:
@@ -79,7 +79,7 @@ def statistics(
     alpha: float,
     momentum: float | None,
 ) -> Tensor:
-    """Return what a normalisation needs of each sample: ``(B, 6, C)``.
+    """Return the statistics of a normalisation for each sample: ``(B, 6, C)``.
 
     These are mean, 1 / deviation, the image's own mean, scale, shift, and where running statistics
     follow the image, the image's unbiased variance.
@@ -94,11 +94,11 @@ def statistics(
         chunks = torch.empty(samples, 2, splits, channels, device=x.device)
         kernels.moments[grid](x, chunks, pixels, channels, chunk, splits, P=MOMENTS[0], C=block)
     few = min(16, block)
-    kernels.settle[-(-channels // few), samples](
+    kernels.combine[-(-channels // few), samples](
         chunks, running_mean, running_var, running_mean if weight is None else weight,
         running_mean if bias is None else bias, vectors, pixels, channels, chunk, splits,
         float(alpha), float(eps), float(momentum or 0),
-        MIXED=mixed, DRIFTS=momentum is not None, WEIGHT=weight is not None, BIAS=bias is not None,
+        MIXED=mixed, UPDATES=momentum is not None, WEIGHT=weight is not None, BIAS=bias is not None,
         S=_power(splits), C=few,
     )  # fmt: skip
     return vectors
@@ -138,43 +138,43 @@ class Normalize(torch.autograd.Function):
         samples, channels, height, width = x.shape
         block, chunk, grid = _chunks(x, SUMS, FOUR)
         pixels, splits = height * width, grid[0]
-        of_x = of_weight = of_bias = None
-        of_shortcut = gradient if ctx.shortcut else None
+        grad_x = grad_weight = grad_bias = None
+        grad_shortcut = gradient if ctx.shortcut else None
         relu, masking = ctx.relu, ctx.relu and ctx.shortcut
         if masking:
-            of_shortcut = torch.empty_like(x)
+            grad_shortcut = torch.empty_like(x)
         y = x if y is None else y
         chunks = torch.empty(samples, 2, splits, channels, device=x.device)
         kernels.gradient_sums[grid](
-            gradient, x, y, gradient if of_shortcut is None else of_shortcut, vectors, chunks,
+            gradient, x, y, gradient if grad_shortcut is None else grad_shortcut, vectors, chunks,
             pixels, channels, chunk, splits,
             SHORTCUT=ctx.shortcut, RELU=relu, P=SUMS[0], C=block,
         )  # fmt: skip
-        slopes = torch.empty(samples, 2, channels, device=x.device)
-        of_both = torch.empty(2, channels, device=x.device)
+        terms = torch.empty(samples, 2, channels, device=x.device)
+        grad_affine = torch.empty(2, channels, device=x.device)
         few = min(16, block)
-        kernels.gradient_settle[(-(-channels // few),)](
-            chunks, vectors, slopes, of_both[0], of_both[1], samples, pixels, channels, splits,
-            float(ctx.alpha), S=_power(splits), C=few,
+        kernels.gradient_combine[(-(-channels // few),)](
+            chunks, vectors, terms, grad_affine[0], grad_affine[1], samples, pixels, channels,
+            splits, float(ctx.alpha), S=_power(splits), C=few,
         )  # fmt: skip
         if ctx.needs_input_grad[1]:
-            of_weight = of_both[0]
+            grad_weight = grad_affine[0]
         if ctx.needs_input_grad[2]:
-            of_bias = of_both[1]
+            grad_bias = grad_affine[1]
         if ctx.needs_input_grad[0]:
-            of_x = torch.empty_like(x)
+            grad_x = torch.empty_like(x)
             block, grid = _tiles(x)
             kernels.gradient_apply[grid](  # after masking, ReLU is applied already
-                of_shortcut if masking else gradient, x, y, of_x, vectors, slopes, pixels, channels,
-                SHORTCUT=ctx.shortcut, RELU=relu and not masking, P=TILE[0], C=block,
+                grad_shortcut if masking else gradient, x, y, grad_x, vectors, terms, pixels,
+                channels, SHORTCUT=ctx.shortcut, RELU=relu and not masking, P=TILE[0], C=block,
             )  # fmt: skip
-        return of_x, of_weight, of_bias, None, None, of_shortcut, None
+        return grad_x, grad_weight, grad_bias, None, None, grad_shortcut, None
 
 
 class Scores(torch.autograd.Function):
     """A 1x1 convolution to a few classes ``(P, in) -> (P, out)``, with scores in float32.
 
-    Matrix products want sizes that are multiples of 8, and 19 classes are none: it is padded.
+    Matrix products want sizes that are multiples of 8, unlike 19 classes: it is padded.
     """
 
     @staticmethod
@@ -192,10 +192,10 @@ class Scores(torch.autograd.Function):
         """Return the gradients of pixels, weight and bias."""
         pixels, padded = ctx.saved_tensors
         number = gradient.shape[1]
-        slopes = pixels.new_zeros(len(pixels), len(padded))
-        slopes[:, :number] = gradient
-        of_pixels = slopes @ padded if ctx.needs_input_grad[0] else None
-        return of_pixels, _product(slopes.T, pixels)[:number], gradient.sum(dim=0)
+        grad_scores = pixels.new_zeros(len(pixels), len(padded))
+        grad_scores[:, :number] = gradient
+        grad_pixels = grad_scores @ padded if ctx.needs_input_grad[0] else None
+        return grad_pixels, _product(grad_scores.T, pixels)[:number], gradient.sum(dim=0)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class UpsampledCrossEntropy(torch.autograd.Function):
         ctx: Any, scores: Tensor, label: Tensor, aligned: bool, ignore: int,
         weight: Tensor | None = None, smoothing: float = 0.0,
     ) -> Tensor:  # fmt: skip
-        """Return the loss, as ``F.cross_entropy`` does; its gradient is made on the way."""
+        """Return the loss, as ``F.cross_entropy`` does; its gradient is computed with it."""
         _, classes, height, width = scores.shape
         rows = scores[0].permute(1, 2, 0).contiguous()
         first_y, part_y = _positions(height, label.shape[0], aligned, scores.device)
@@ -245,16 +245,16 @@ class UpsampledCrossEntropy(torch.autograd.Function):
         count = kept.sum() if weight is None else (weight[label.where(kept, 0)] * kept).sum()
         count = count.masked_fill(count == 0, 1)  # no labels, no loss
         if scores.requires_grad:
-            slopes = torch.empty(height, width, classes, device=scores.device)
+            grad_scores = torch.empty(height, width, classes, device=scores.device)
             kernels.gather_corners[width, height](
-                corners, slopes, count, height, width, classes, C=block
+                corners, grad_scores, count, height, width, classes, C=block
             )
-            ctx.save_for_backward(slopes)
+            ctx.save_for_backward(grad_scores)
         return losses.sum() / count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradient of the scores."""
-        (slopes,) = ctx.saved_tensors
-        return (slopes * gradient).permute(2, 0, 1)[None], *[None] * 5
+        (grad_scores,) = ctx.saved_tensors
+        return (grad_scores * gradient).permute(2, 0, 1)[None], *[None] * 5

@@ -1,22 +1,22 @@
-"""GPU kernels that go over memory as few times as can be, written in Triton.
+"""GPU kernels with few passes over memory, written in Triton.
 
 Features are ``(B, C, H, W)`` with the channels last in memory: rows of C numbers, one for each of
 the P = H * W pixels of a sample.
 
     moments    mean and spread of every channel, in chunks of pixels        one read
-    settle     the chunks together, mixed with the source statistics        small
+    combine    the chunks together, mixed with the source statistics        small
     apply      scale, shift, the sum with a shortcut, ReLU                   one read, one write
 
-and the same again on the way back. Spread is summed up around a pixel's own value, so that a mean
-far from zero costs no digits. The cross-entropy of upsampled scores never makes the large map:
-the pixels between four neighbouring scores are dealt with together.
+and the same again for gradients. Spread is summed up around the first pixel's value, so that a
+mean far from zero loses no digits. The cross-entropy of upsampled scores never makes the large map:
+the pixels between four neighbouring scores are processed together.
 """
 
 import triton
 import triton.language as tl
 
 COUNTS = ["pixels", "chunk", "splits", "samples"]
-"""Numbers that a kernel is not compiled anew for."""
+"""Numbers that a kernel is not specialized for."""
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -24,17 +24,17 @@ def moments(x, chunks, pixels, channels, chunk, splits, P: tl.constexpr, C: tl.c
     """Write mean and sum of squared deviations of each channel, chunk by chunk."""
     split, sample = tl.program_id(0), tl.program_id(2)
     c = tl.program_id(1) * C + tl.arange(0, C)
-    known = c < channels
+    valid = c < channels
     first = split * chunk
     last = tl.minimum(first + chunk, pixels)
     x += (sample.to(tl.int64) * pixels + first) * channels
-    pivot = tl.load(x + c, mask=known, other=0).to(tl.float32)
+    pivot = tl.load(x + c, mask=valid, other=0).to(tl.float32)
     p = tl.arange(0, P)
     at = p[:, None] * channels + c[None, :]
     total = tl.zeros((P, C), tl.float32)
     square = tl.zeros((P, C), tl.float32)
     for start in range(first, last, P):
-        inside = (start + p < last)[:, None] & known[None, :]
+        inside = (start + p < last)[:, None] & valid[None, :]
         value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
         x += P * channels
         value = tl.where(inside, value - pivot[None, :], 0.0)
@@ -44,59 +44,59 @@ def moments(x, chunks, pixels, channels, chunk, splits, P: tl.constexpr, C: tl.c
     offset = tl.sum(total, 0) / number
     spread = tl.sum(square, 0) - offset * offset * number
     chunks += (sample * 2 * splits + split) * channels + c
-    tl.store(chunks, pivot + offset, mask=known)
-    tl.store(chunks + splits * channels, spread, mask=known)
+    tl.store(chunks, pivot + offset, mask=valid)
+    tl.store(chunks + splits * channels, spread, mask=valid)
 
 
 @triton.jit(do_not_specialize=COUNTS)
-def settle(
+def combine(
     chunks, running_mean, running_var, weight, bias, vectors, pixels, channels, chunk, splits,
     alpha, eps, momentum,
-    MIXED: tl.constexpr, DRIFTS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    MIXED: tl.constexpr, UPDATES: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     S: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Write mean, 1 / deviation, image mean, scale and shift of each channel."""
     sample = tl.program_id(1)
     c = tl.program_id(0) * C + tl.arange(0, C)
-    known = c < channels
-    mean = tl.load(running_mean + c, mask=known, other=0).to(tl.float32)
-    var = tl.load(running_var + c, mask=known, other=1).to(tl.float32)
+    valid = c < channels
+    mean = tl.load(running_mean + c, mask=valid, other=0).to(tl.float32)
+    var = tl.load(running_var + c, mask=valid, other=1).to(tl.float32)
     image_mean = mean
     if MIXED:
         s = tl.arange(0, S)
-        there = (s < splits)[:, None] & known[None, :]
+        is_chunk = (s < splits)[:, None] & valid[None, :]
         number = tl.minimum(chunk, pixels - s * chunk).to(tl.float32)[:, None]
         at = (sample * 2 * splits + s)[:, None] * channels + c[None, :]
-        means = tl.load(chunks + at, mask=there, other=0)
-        spreads = tl.load(chunks + splits * channels + at, mask=there, other=0)
-        image_mean = tl.sum(tl.where(there, means * number, 0.0), 0) / pixels
+        means = tl.load(chunks + at, mask=is_chunk, other=0)
+        spreads = tl.load(chunks + splits * channels + at, mask=is_chunk, other=0)
+        image_mean = tl.sum(tl.where(is_chunk, means * number, 0.0), 0) / pixels
         off = means - image_mean[None, :]
-        image_var = tl.sum(tl.where(there, spreads + off * off * number, 0.0), 0) / pixels
+        image_var = tl.sum(tl.where(is_chunk, spreads + off * off * number, 0.0), 0) / pixels
         image_var = tl.maximum(image_var, 0.0)
-        if DRIFTS:
+        if UPDATES:
             unbiased = image_var * (pixels / tl.maximum(pixels - 1, 1).to(tl.float32))
             new_mean = mean + momentum * (image_mean - mean)
             new_var = var + momentum * (unbiased - var)
-            tl.store(running_mean + c, new_mean, mask=known)
-            tl.store(running_var + c, new_var, mask=known)
+            tl.store(running_mean + c, new_mean, mask=valid)
+            tl.store(running_var + c, new_var, mask=valid)
             mean, var = image_mean, image_var
-            tl.store(vectors + (sample * 6 + 5) * channels + c, unbiased, mask=known)
+            tl.store(vectors + (sample * 6 + 5) * channels + c, unbiased, mask=valid)
         else:
             mean = (1 - alpha) * mean + alpha * image_mean
             var = (1 - alpha) * var + alpha * image_var
     inverse = 1 / tl.sqrt(var + eps)
     scale = inverse
     if WEIGHT:
-        scale *= tl.load(weight + c, mask=known, other=1).to(tl.float32)
+        scale *= tl.load(weight + c, mask=valid, other=1).to(tl.float32)
     shift = -mean * scale
     if BIAS:
-        shift += tl.load(bias + c, mask=known, other=0).to(tl.float32)
+        shift += tl.load(bias + c, mask=valid, other=0).to(tl.float32)
     vectors += sample * 6 * channels + c
-    tl.store(vectors, mean, mask=known)
-    tl.store(vectors + channels, inverse, mask=known)
-    tl.store(vectors + 2 * channels, image_mean, mask=known)
-    tl.store(vectors + 3 * channels, scale, mask=known)
-    tl.store(vectors + 4 * channels, shift, mask=known)
+    tl.store(vectors, mean, mask=valid)
+    tl.store(vectors + channels, inverse, mask=valid)
+    tl.store(vectors + 2 * channels, image_mean, mask=valid)
+    tl.store(vectors + 3 * channels, scale, mask=valid)
+    tl.store(vectors + 4 * channels, shift, mask=valid)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -104,18 +104,18 @@ def apply(
     x, shortcut, y, vectors, pixels, channels,
     SHORTCUT: tl.constexpr, RELU: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Write ``x * scale + shift``, with a shortcut added and ReLU taken if wanted."""
+    """Write ``x * scale + shift``, with a shortcut added and ReLU applied on request."""
     sample = tl.program_id(2)
     c = tl.program_id(1) * C + tl.arange(0, C)
     p = tl.arange(0, P)
     first = tl.program_id(0) * P
-    known = c < channels
-    inside = (first + p < pixels)[:, None] & known[None, :]
+    valid = c < channels
+    inside = (first + p < pixels)[:, None] & valid[None, :]
     start = (sample.to(tl.int64) * pixels + first) * channels
     at = p[:, None] * channels + c[None, :]
     vectors += sample * 6 * channels + c
-    scale = tl.load(vectors + 3 * channels, mask=known, other=0)
-    shift = tl.load(vectors + 4 * channels, mask=known, other=0)
+    scale = tl.load(vectors + 3 * channels, mask=valid, other=0)
+    shift = tl.load(vectors + 4 * channels, mask=valid, other=0)
     value = tl.load(x + start + at, mask=inside, other=0).to(tl.float32)
     value = value * scale[None, :] + shift[None, :]
     if SHORTCUT:
@@ -131,14 +131,14 @@ def kept_gradient(
 ):
     """Return the gradient behind ReLU, and the feature before the normalisation."""
     value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
-    slope = tl.load(gradient + at, mask=inside, other=0).to(tl.float32)
+    grad = tl.load(gradient + at, mask=inside, other=0).to(tl.float32)
     if RELU:
         if SHORTCUT:
-            open_ = tl.load(y + at, mask=inside, other=0) > 0
+            is_positive = tl.load(y + at, mask=inside, other=0) > 0
         else:
-            open_ = value * scale[None, :] + shift[None, :] > 0
-        slope = tl.where(open_, slope, 0.0)
-    return slope, value
+            is_positive = value * scale[None, :] + shift[None, :] > 0
+        grad = tl.where(is_positive, grad, 0.0)
+    return grad, value
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -149,66 +149,66 @@ def gradient_sums(
     """Write the sums of gradient and of gradient times deviation, chunk by chunk."""
     split, sample = tl.program_id(0), tl.program_id(2)
     c = tl.program_id(1) * C + tl.arange(0, C)
-    known = c < channels
+    valid = c < channels
     first = split * chunk
     last = tl.minimum(first + chunk, pixels)
-    own = vectors + sample * 6 * channels + c
-    mean = tl.load(own, mask=known, other=0)
-    scale = tl.load(own + 3 * channels, mask=known, other=0)
-    shift = tl.load(own + 4 * channels, mask=known, other=0)
+    vector = vectors + sample * 6 * channels + c
+    mean = tl.load(vector, mask=valid, other=0)
+    scale = tl.load(vector + 3 * channels, mask=valid, other=0)
+    shift = tl.load(vector + 4 * channels, mask=valid, other=0)
     total = tl.zeros((P, C), tl.float32)
     product = tl.zeros((P, C), tl.float32)
     p = tl.arange(0, P)
     at = p[:, None] * channels + c[None, :]
     for start in range(first, last, P):
-        inside = (start + p < last)[:, None] & known[None, :]
+        inside = (start + p < last)[:, None] & valid[None, :]
         row = (sample.to(tl.int64) * pixels + start) * channels
-        slope, value = kept_gradient(
+        grad, value = kept_gradient(
             gradient + row, x + row, y + row, at, inside, scale, shift, SHORTCUT, RELU
         )
         if SHORTCUT and RELU:
-            tl.store(masked + row + at, slope.to(masked.dtype.element_ty), mask=inside)
-        total += slope
-        product += slope * (value - mean[None, :])
+            tl.store(masked + row + at, grad.to(masked.dtype.element_ty), mask=inside)
+        total += grad
+        product += grad * (value - mean[None, :])
     chunks += (sample * 2 * splits + split) * channels + c
-    tl.store(chunks, tl.sum(total, 0), mask=known)
-    tl.store(chunks + splits * channels, tl.sum(product, 0), mask=known)
+    tl.store(chunks, tl.sum(total, 0), mask=valid)
+    tl.store(chunks + splits * channels, tl.sum(product, 0), mask=valid)
 
 
 @triton.jit(do_not_specialize=COUNTS)
-def gradient_settle(
-    chunks, vectors, slopes, weight_gradient, bias_gradient, samples, pixels, channels, splits,
+def gradient_combine(
+    chunks, vectors, terms, weight_gradient, bias_gradient, samples, pixels, channels, splits,
     alpha, S: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of weight and bias, and what the statistics add to that of the input."""
     c = tl.program_id(0) * C + tl.arange(0, C)
-    known = c < channels
+    valid = c < channels
     s = tl.arange(0, S)
-    there = (s < splits)[:, None] & known[None, :]
-    of_weight = tl.zeros((C,), tl.float32)
-    of_bias = tl.zeros((C,), tl.float32)
+    is_chunk = (s < splits)[:, None] & valid[None, :]
+    grad_weight = tl.zeros((C,), tl.float32)
+    grad_bias = tl.zeros((C,), tl.float32)
     for sample in range(samples):
         at = (sample * 2 * splits + s)[:, None] * channels + c[None, :]
-        total = tl.sum(tl.load(chunks + at, mask=there, other=0), 0)
-        product = tl.sum(tl.load(chunks + splits * channels + at, mask=there, other=0), 0)
-        own = vectors + sample * 6 * channels + c
-        inverse = tl.load(own + channels, mask=known, other=0)
-        scale = tl.load(own + 3 * channels, mask=known, other=0)
-        of_weight += inverse * product
-        of_bias += total
+        total = tl.sum(tl.load(chunks + at, mask=is_chunk, other=0), 0)
+        product = tl.sum(tl.load(chunks + splits * channels + at, mask=is_chunk, other=0), 0)
+        vector = vectors + sample * 6 * channels + c
+        inverse = tl.load(vector + channels, mask=valid, other=0)
+        scale = tl.load(vector + 3 * channels, mask=valid, other=0)
+        grad_weight += inverse * product
+        grad_bias += total
         share = -scale * alpha / pixels
-        tl.store(slopes + sample * 2 * channels + c, share * total, mask=known)
+        tl.store(terms + sample * 2 * channels + c, share * total, mask=valid)
         tl.store(
-            slopes + (sample * 2 + 1) * channels + c,
-            share * inverse * inverse * product, mask=known,
+            terms + (sample * 2 + 1) * channels + c,
+            share * inverse * inverse * product, mask=valid,
         )  # fmt: skip
-    tl.store(weight_gradient + c, of_weight, mask=known)
-    tl.store(bias_gradient + c, of_bias, mask=known)
+    tl.store(weight_gradient + c, grad_weight, mask=valid)
+    tl.store(bias_gradient + c, grad_bias, mask=valid)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def gradient_apply(
-    gradient, x, y, out, vectors, slopes, pixels, channels,
+    gradient, x, y, out, vectors, terms, pixels, channels,
     SHORTCUT: tl.constexpr, RELU: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of the input."""
@@ -216,21 +216,21 @@ def gradient_apply(
     c = tl.program_id(1) * C + tl.arange(0, C)
     p = tl.arange(0, P)
     first = tl.program_id(0) * P
-    known = c < channels
-    inside = (first + p < pixels)[:, None] & known[None, :]
+    valid = c < channels
+    inside = (first + p < pixels)[:, None] & valid[None, :]
     row = (sample.to(tl.int64) * pixels + first) * channels
     at = p[:, None] * channels + c[None, :]
-    own = vectors + sample * 6 * channels + c
-    image_mean = tl.load(own + 2 * channels, mask=known, other=0)
-    scale = tl.load(own + 3 * channels, mask=known, other=0)
-    shift = tl.load(own + 4 * channels, mask=known, other=0)
-    level = tl.load(slopes + sample * 2 * channels + c, mask=known, other=0)
-    slant = tl.load(slopes + (sample * 2 + 1) * channels + c, mask=known, other=0)
-    slope, value = kept_gradient(
+    vector = vectors + sample * 6 * channels + c
+    image_mean = tl.load(vector + 2 * channels, mask=valid, other=0)
+    scale = tl.load(vector + 3 * channels, mask=valid, other=0)
+    shift = tl.load(vector + 4 * channels, mask=valid, other=0)
+    constant_term = tl.load(terms + sample * 2 * channels + c, mask=valid, other=0)
+    linear_term = tl.load(terms + (sample * 2 + 1) * channels + c, mask=valid, other=0)
+    grad, value = kept_gradient(
         gradient + row, x + row, y + row, at, inside, scale, shift, SHORTCUT, RELU
     )
     deviation = value - image_mean[None, :]
-    result = scale[None, :] * slope + level[None, :] + slant[None, :] * deviation
+    result = scale[None, :] * grad + constant_term[None, :] + linear_term[None, :] * deviation
     tl.store(out + row + at, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -245,86 +245,86 @@ def cell_losses(
     """
     cell_x, cell_y = tl.program_id(0), tl.program_id(1)
     c = tl.arange(0, C)
-    known = c < classes
+    valid = c < classes
     if SOFT:
-        spread = smoothing / classes * tl.load(weight + c, mask=known, other=0)
+        spread = smoothing / classes * tl.load(weight + c, mask=valid, other=0)
     right = tl.minimum(cell_x + 1, width - 1)
     below = tl.minimum(cell_y + 1, height - 1)
-    a = tl.load(scores + (cell_y * width + cell_x) * classes + c, mask=known, other=0)
-    b = tl.load(scores + (cell_y * width + right) * classes + c, mask=known, other=0)
-    d = tl.load(scores + (below * width + cell_x) * classes + c, mask=known, other=0)
-    e = tl.load(scores + (below * width + right) * classes + c, mask=known, other=0)
+    a = tl.load(scores + (cell_y * width + cell_x) * classes + c, mask=valid, other=0)
+    b = tl.load(scores + (cell_y * width + right) * classes + c, mask=valid, other=0)
+    d = tl.load(scores + (below * width + cell_x) * classes + c, mask=valid, other=0)
+    e = tl.load(scores + (below * width + right) * classes + c, mask=valid, other=0)
     y0, y1 = tl.load(first_y + cell_y), tl.load(first_y + cell_y + 1)
     x0, x1 = tl.load(first_x + cell_x), tl.load(first_x + cell_x + 1)
     across = x1 - x0
     number = (y1 - y0) * across
     total = tl.zeros((K,), tl.float32)
-    of_a = tl.zeros((C,), tl.float32)
-    of_b = tl.zeros((C,), tl.float32)
-    of_d = tl.zeros((C,), tl.float32)
-    of_e = tl.zeros((C,), tl.float32)
+    grad_a = tl.zeros((C,), tl.float32)
+    grad_b = tl.zeros((C,), tl.float32)
+    grad_d = tl.zeros((C,), tl.float32)
+    grad_e = tl.zeros((C,), tl.float32)
     for start in range(0, number, K):
         k = start + tl.arange(0, K)
-        there = k < number
+        in_cell = k < number
         y = y0 + k // tl.maximum(across, 1)
         x = x0 + k % tl.maximum(across, 1)
-        down = tl.load(part_y + y, mask=there, other=0)
-        over = tl.load(part_x + x, mask=there, other=0)
-        wanted = tl.load(label + y * label_width + x, mask=there, other=ignore)
-        counts = there & (wanted != ignore)
+        down = tl.load(part_y + y, mask=in_cell, other=0)
+        over = tl.load(part_x + x, mask=in_cell, other=0)
+        wanted = tl.load(label + y * label_width + x, mask=in_cell, other=ignore)
+        counts = in_cell & (wanted != ignore)
         upper = (1 - over)[:, None] * a[None, :] + over[:, None] * b[None, :]
         lower = (1 - over)[:, None] * d[None, :] + over[:, None] * e[None, :]
         score = (1 - down)[:, None] * upper + down[:, None] * lower
-        score = tl.where(known[None, :], score, float("-inf"))
+        score = tl.where(valid[None, :], score, float("-inf"))
         most = tl.max(score, 1)
         power = tl.exp(score - most[:, None])
         norm = tl.sum(power, 1)
         hit = c[None, :] == wanted[:, None]
         if SOFT:
-            of_label = (1 - smoothing) * tl.load(weight + wanted, mask=counts, other=0)
-            target = tl.where(hit, of_label[:, None], 0.0) + spread[None, :]
+            label_weight = (1 - smoothing) * tl.load(weight + wanted, mask=counts, other=0)
+            target = tl.where(hit, label_weight[:, None], 0.0) + spread[None, :]
             mass = tl.sum(target, 1)
-            chosen = tl.sum(target * tl.where(known[None, :], score, 0.0), 1)
+            chosen = tl.sum(target * tl.where(valid[None, :], score, 0.0), 1)
             total += tl.where(counts, mass * (tl.log(norm) + most) - chosen, 0.0)
-            slope = mass[:, None] * power / norm[:, None] - target
+            grad = mass[:, None] * power / norm[:, None] - target
         else:
             chosen = tl.sum(tl.where(hit, score, 0.0), 1)
             total += tl.where(counts, tl.log(norm) + most - chosen, 0.0)
-            slope = power / norm[:, None] - tl.where(hit, 1.0, 0.0)
-        slope = tl.where(counts[:, None], slope, 0.0)
-        of_a += tl.sum(slope * ((1 - down) * (1 - over))[:, None], 0)
-        of_b += tl.sum(slope * ((1 - down) * over)[:, None], 0)
-        of_d += tl.sum(slope * (down * (1 - over))[:, None], 0)
-        of_e += tl.sum(slope * (down * over)[:, None], 0)
+            grad = power / norm[:, None] - tl.where(hit, 1.0, 0.0)
+        grad = tl.where(counts[:, None], grad, 0.0)
+        grad_a += tl.sum(grad * ((1 - down) * (1 - over))[:, None], 0)
+        grad_b += tl.sum(grad * ((1 - down) * over)[:, None], 0)
+        grad_d += tl.sum(grad * (down * (1 - over))[:, None], 0)
+        grad_e += tl.sum(grad * (down * over)[:, None], 0)
     cell = cell_y * width + cell_x
     tl.store(losses + cell, tl.sum(total, 0))
     corners += cell * 4 * classes + c
-    tl.store(corners, of_a, mask=known)
-    tl.store(corners + classes, of_b, mask=known)
-    tl.store(corners + 2 * classes, of_d, mask=known)
-    tl.store(corners + 3 * classes, of_e, mask=known)
+    tl.store(corners, grad_a, mask=valid)
+    tl.store(corners + classes, grad_b, mask=valid)
+    tl.store(corners + 2 * classes, grad_d, mask=valid)
+    tl.store(corners + 3 * classes, grad_e, mask=valid)
 
 
 @triton.jit
 def gather_corners(corners, out, count, height, width, classes, C: tl.constexpr):
-    """Add up what the four cells around each score want of it, over the number of pixels."""
+    """Add up the gradients of the four cells around each score, divided by the number of pixels."""
     x, y = tl.program_id(0), tl.program_id(1)
     c = tl.arange(0, C)
-    known = c < classes
+    valid = c < classes
     left, above = tl.maximum(x - 1, 0), tl.maximum(y - 1, 0)
-    own = corners + (y * width + x) * 4 * classes + c
-    total = tl.load(own, mask=known, other=0)
+    center = corners + (y * width + x) * 4 * classes + c
+    total = tl.load(center, mask=valid, other=0)
     beside = corners + (y * width + left) * 4 * classes + c
     over = corners + (above * width + x) * 4 * classes + c
     across = corners + (above * width + left) * 4 * classes + c
-    total += tl.load(beside + classes, mask=known & (x > 0), other=0)
-    total += tl.load(over + 2 * classes, mask=known & (y > 0), other=0)
-    total += tl.load(across + 3 * classes, mask=known & (x > 0) & (y > 0), other=0)
-    end_x, end_y = x == width - 1, y == height - 1  # beyond the last score there is itself again
-    total += tl.load(own + classes, mask=known & end_x, other=0)
-    total += tl.load(own + 2 * classes, mask=known & end_y, other=0)
-    total += tl.load(own + 3 * classes, mask=known & end_x & end_y, other=0)
-    total += tl.load(over + 3 * classes, mask=known & end_x & (y > 0), other=0)
-    total += tl.load(beside + 3 * classes, mask=known & end_y & (x > 0), other=0)
+    total += tl.load(beside + classes, mask=valid & (x > 0), other=0)
+    total += tl.load(over + 2 * classes, mask=valid & (y > 0), other=0)
+    total += tl.load(across + 3 * classes, mask=valid & (x > 0) & (y > 0), other=0)
+    end_x, end_y = x == width - 1, y == height - 1  # past the last row or column scores repeat
+    total += tl.load(center + classes, mask=valid & end_x, other=0)
+    total += tl.load(center + 2 * classes, mask=valid & end_y, other=0)
+    total += tl.load(center + 3 * classes, mask=valid & end_x & end_y, other=0)
+    total += tl.load(over + 3 * classes, mask=valid & end_x & (y > 0), other=0)
+    total += tl.load(beside + 3 * classes, mask=valid & end_y & (x > 0), other=0)
     total /= tl.load(count).to(tl.float32)
-    tl.store(out + (y * width + x) * classes + c, total, mask=known)
+    tl.store(out + (y * width + x) * classes + c, total, mask=valid)
