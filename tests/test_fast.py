@@ -18,7 +18,7 @@ from conftest import random_image
 from selfadapt import SelfAdapt, create_method, views
 from selfadapt.baselines import SaNOnly
 from selfadapt.computed import Computed
-from selfadapt.engine import NO_SHORTCUTS, Fast, Network, settings
+from selfadapt.engine import NO_SHORTCUTS, Fast, Network, network, settings
 from selfadapt.engine.settings import Plan
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -153,12 +153,12 @@ def test_where_fp16_overflows_bf16_is_taken(
     real = Fast.plan
 
     def plan(self: Fast, device: torch.device, **reasons: str) -> Plan:
-        """Say that fp16 is taken, of a network whose numbers are small enough."""
-        monkeypatch.setattr(Network, "_autocast", lambda *_, **__: nullcontext())
+        """Pretend that fp16 is used."""
         fp16 = torch.float16 if self.precision == "auto" else None
         return replace(real(self, device, **reasons), predict=fp16, adapt=None)
 
     monkeypatch.setattr(Fast, "plan", plan)
+    monkeypatch.setattr(network, "_autocast", lambda *_: nullcontext())
     monkeypatch.setattr(Network, "__init__", partialmethod(_in_float32, Network.__init__))
     method = Overflowing(tiny, fast=True)
     result = method(image)

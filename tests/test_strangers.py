@@ -659,7 +659,7 @@ def test_a_network_that_has_other_layers_now_takes_a_new_method(
 ) -> None:
     method = SelfAdapt(tiny, adapt=["head"], steps=1, **QUICK)
     nn.utils.parametrizations.weight_norm(tiny.head)
-    with pytest.raises(ValueError, match=r"had head\.weight when this method was made"):
+    with pytest.raises(ValueError, match=r"had head\.weight when this method was created"):
         method(image)
 
 
