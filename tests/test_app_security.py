@@ -17,8 +17,7 @@ from serving import Served, served  # noqa: E402
 JOIN, UPLOAD = "/gradio_api/queue/join", "/gradio_api/upload"
 EVENTS = (
     "street", "street_1", "example", "check", "check_1", "check_2", "check_3",
-    "select_method",
-    "select_network", "adapt", "stop", "disconnect",
+    "select_method", "select_network", "adapt", "stop", "disconnect",
 )  # fmt: skip
 JSON = {"content-type": "application/json"}
 

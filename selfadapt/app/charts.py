@@ -82,8 +82,8 @@ def _score(outcome: Outcome, ground_truth: Tensor | None) -> str:
     before = None if source is None else mean_iou(source, ground_truth, outcome.names)
     prefix = "" if before is None else f"{100 * before:.1f} &rarr; "
     return (
-        f'<p class="score">{prefix}{100 * after:.1f} % mIoU <small>against the exact labels of this '
-        "rendered street</small></p>"
+        f'<p class="score">{prefix}{100 * after:.1f} % mIoU <small>against the exact labels of '
+        "this rendered street</small></p>"
     )
 
 

@@ -159,7 +159,7 @@ class Gate:
         return _limit(receive, self._max_upload)
 
     def _checked_json(self, body: bytes, visitor: Visitor, *, joins: bool) -> bytes:
-        """Return the validated JSON, serialised again so that only what was checked is passed on."""
+        """Return the validated JSON, serialised again so that only this is passed on."""
         try:
             request = json.loads(body)
             checked = json.dumps(request, ensure_ascii=False).encode()
