@@ -35,7 +35,7 @@ from selfadapt.cli.verbs import Verb, json_argument, names_files
 from selfadapt.data import DATASETS
 from selfadapt.data.check import Report, run_check
 from selfadapt.demo import demo, demo_images
-from selfadapt.demo.run import OWN, STREETS
+from selfadapt.demo.run import DEFAULT_SETTINGS, STREETS_SETTINGS
 from selfadapt.devices import find_device
 from selfadapt.files import make_folder
 from selfadapt.labels import class_names
@@ -79,7 +79,7 @@ def _demo(args: Namespace) -> int:
         raise ValueError("--looks are of the built-in streets, and --image is for your own images; "
                          "give one of the two")  # fmt: skip
     (model,) = open_models(args)
-    settings = STREETS if args.model == [SHIPPED] else OWN
+    settings = STREETS_SETTINGS if args.model == [SHIPPED] else DEFAULT_SETTINGS
     _, failures = demo_images(
         args.output, args.image, model, model.spec.classes, settings=settings, steps=args.steps,
         overwrite=args.overwrite,
