@@ -11,6 +11,7 @@ from conftest import TinyNet, random_image, seeded
 from selfadapt.cli import main
 from selfadapt.demo import demo, demo_images
 from selfadapt.demo.pictures import BROKEN, CHANGED, FIXED, UNCHANGED, change
+from selfadapt.demo.run import STREETS_SETTINGS
 from selfadapt.demo.tables import (
     MethodChange,
     MethodScore,

@@ -17,8 +17,8 @@ from selfadapt.bench import (
     STEPS,
     Timing,
     as_cells,
+    describe_machine,
     draw_bench,
-    machine,
     run_bench,
     write_bench,
 )
@@ -160,7 +160,7 @@ def _bench(args: Namespace) -> int:
 
     def keep(rows: list[Timing]) -> None:
         if args.output:
-            write_bench(rows, machine(device), args.output)
+            write_bench(rows, describe_machine(device), args.output)
 
     rows = run_bench(
         args.networks, args.sizes, args.steps, device=device, adapt=args.adapt,

@@ -339,11 +339,12 @@ def _write(report: Path, content: str) -> None:
 STREETS_TITLE = "A network trained on daylight images, applied to other conditions"
 STREETS_TEXT = """A small network was trained on rendered streets by day. Settings were chosen on
 another look, dusk, not on those below. Each image is segmented independently, from the same
-trained weights. The streets are drawn for this package: the gains are an illustration, not a benchmark."""
+trained weights. The streets are drawn for this package: the gains are an illustration, not a
+benchmark."""
 SCORES_FOOTER = """mIoU: overlap of prediction and ground truth, mean over the classes; ECE:
 difference of confidence and accuracy, lower is better; time: one image on this machine."""
 IMAGES_TITLE = "Before and after self-adaptation"
-IMAGES_TEXT = """These images have no ground truth, so no number here says which prediction is right:
-compare the pictures."""
+IMAGES_TEXT = """These images have no ground truth, so no number here says which prediction is
+right: compare the pictures."""
 CHANGES_FOOTER = """Changed: pixels whose class differs from that of the network as trained;
 confidence: mean probability of the predicted class; time: one image on this machine."""
