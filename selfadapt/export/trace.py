@@ -71,7 +71,7 @@ def check_exportable(method: str) -> None:
     if method not in EXPORTABLE:
         reason = NOT_EXPORTABLE.get(method, "takes gradient steps for each image")
         raise ValueError(
-            f"the method {method!r} {reason} and cannot be exported as one "
+            f"the method {method!r} {reason}, so it cannot be exported as one "
             f"forward pass; methods to export: {', '.join(EXPORTABLE)}"
         )
 

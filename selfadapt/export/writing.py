@@ -155,7 +155,7 @@ def _check(traced: Trace, path: Path, run: Run) -> float:
     """Return the largest difference of a file from the method; raise ValueError if too large."""
     worst = 0.0
     for image, expected in zip(traced.images, traced.probs, strict=True):
-        with exporter_errors(traced.size, at=image), torch.no_grad():
+        with exporter_errors(traced.size, image=image), torch.no_grad():
             probs, label = run(image)
             at_label = probs.gather(1, label[:, None])[:, 0]
             difference = float((probs - expected).abs().max())
