@@ -199,8 +199,8 @@ class Page:
 
     def _setting_controls(self, method: str, network: Network) -> dict[str, Any]:
         """Create a control for each of ``SETTINGS``; those the method has are visible."""
-        own = defaults(method, network.chosen)
-        values = defaults("self-adapt", network.chosen) | own
+        method_defaults = defaults(method, network.chosen)
+        values = defaults("self-adapt", network.chosen) | method_defaults
         controls = {
             "alpha": gr.Slider(
                 0, 1, values["alpha"], step=0.05, label="alpha", elem_id="alpha",
@@ -224,7 +224,7 @@ class Page:
             ),
         }  # fmt: skip
         for name, control in controls.items():
-            control.visible = name in own
+            control.visible = name in method_defaults
         return controls
 
     def street(self, look: object, seed: object) -> str:

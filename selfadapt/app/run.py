@@ -9,7 +9,7 @@ Example:
     ('tent', (32, 48), 1)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
@@ -150,7 +150,14 @@ def mean_iou(label: Tensor, ground_truth: Tensor, names: tuple[str, ...]) -> flo
         >>> mean_iou(label, ground_truth, ("sky", *STREETS_9[:6], *STREETS_9[7:]))
         0.5
     """
+    target = remap_street_label(ground_truth, names)
+    if target is None:
+        return None
+    return iou(confusion_matrix(target, label, len(names))).nanmean().item()
+
+
+def remap_street_label(label: Tensor, names: Sequence[str]) -> Tensor | None:
+    """Convert indices in ``STREETS_9`` to indices in ``names``; None if a class is missing."""
     if not set(STREETS_9) <= set(names):
         return None
-    index = torch.tensor([names.index(name) for name in STREETS_9])
-    return iou(confusion_matrix(index[ground_truth.long()], label, len(names))).nanmean().item()
+    return torch.tensor([names.index(name) for name in STREETS_9])[label.long()]

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfadapt.app.run import Outcome
+from selfadapt.app.run import Outcome, remap_street_label
 from selfadapt.app.uploads import Upload
 from selfadapt.images import to_pil
-from selfadapt.labels import STREETS_9, class_colors
+from selfadapt.labels import class_colors
 from selfadapt.views import Size, resize, size_of
 
 WEB = Path(__file__).parent / "web"
@@ -65,9 +65,8 @@ def viewer_data(
         add(outcome.method, outcome.label, outcome.confidence)
     for outcome in outcomes:
         add(f"pseudo-label of {outcome.method}", outcome.pseudo_label)
-    if ground_truth is not None and set(STREETS_9) <= set(names):
-        index = torch.tensor([names.index(name) for name in STREETS_9])
-        add("exact labels", index[ground_truth.long()])
+    if ground_truth is not None:
+        add("exact labels", remap_street_label(ground_truth, names))
     return {
         "title": title,
         "width": size[1],

@@ -94,9 +94,9 @@ def demo(
     """
     for look in looks:
         if look not in TARGETS:
-            known = ", ".join(TARGETS)
+            choices = ", ".join(TARGETS)
             raise ValueError(
-                f"unknown target look {look!r};{nearest(look, TARGETS)} known: {known}"
+                f"unknown target look {look!r};{nearest(look, TARGETS)} known: {choices}"
             )
     check_number("scenes", scenes, 1, whole=True)
     report = _report_path(folder, overwrite)

@@ -207,7 +207,7 @@ def score_verdict(rows: Sequence[MethodScore]) -> str:
         choice = "SaN is enough" if by_san > 0 else "the network as trained is the best choice"
         return f"Not here: {cost}. On these images {choice}."
     text = (
-        f"It depends: {cost}. Take self-adaptation where a better mask is worth "
+        f"It depends: {cost}. Use self-adaptation where a better mask is worth "
         f"{format_ms(adapted.ms - san.ms)} more for each image"
     )
     if by_san > 0:

@@ -29,7 +29,7 @@ from selfadapt.views import Size, size_of
 EXPORTABLE = ("source", "p-bn", "san")
 """Methods of one forward pass."""
 NOT_EXPORTABLE = {
-    "tta": "segments many views of an image, at sizes of their own",
+    "tta": "segments many views of an image, at different sizes",
     "intent": "segments an image several times and weighs the results",
     "mc-dropout": "draws random numbers",
     "ensemble": "runs several networks",
@@ -66,7 +66,7 @@ class Trace:
 
 
 def check_exportable(method: str) -> None:
-    """Raise ValueError unless the method is one forward pass."""
+    """Raise ValueError unless the method is a single forward pass."""
     settings_of(method)  # raises ValueError for an unknown method
     if method not in EXPORTABLE:
         reason = NOT_EXPORTABLE.get(method, "takes gradient steps for each image")

@@ -316,7 +316,7 @@ def images(context: ReportContext) -> Section | None:
         [
             ReportItem("changes", caption, Grid(columns, rows)),
             ReportItem("changes_histogram", caption, figure=histograms(changes)),
-            *_by_domain(results),
+            *_target_histograms(results),
         ],
         context.pictures,
     )
@@ -335,7 +335,7 @@ def _changes(results: Results, label: str) -> dict[str, list[float]]:
     }
 
 
-def _by_domain(results: Results) -> list[ReportItem]:
+def _target_histograms(results: Results) -> list[ReportItem]:
     """Return histograms by target of the method that the pictures show."""
     label = shown_method(results)
     if label is None or len(results.targets) < 2:
