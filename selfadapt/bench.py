@@ -1,4 +1,4 @@
-"""How long it takes here: the same work with and without shortcuts, in one run.
+"""Benchmark: time networks and methods on this machine, with and without shortcuts.
 
 For each network and size, one image of noise goes through
 
@@ -7,8 +7,8 @@ For each network and size, one image of noise goes through
     TTA                  the views alone
     self-adaptation      without shortcuts, with all of them, and the real-time preset
 
-Weights are fresh: time does not depend on them. What is prepared once, such as compiling kernels or
-recording graphs, is reported apart from the median of the runs that follow.
+Weights are untrained, since time does not depend on them. One-time work, such as compiling kernels
+or recording graphs, is reported separately from the median of the following runs.
 """
 
 import csv
@@ -44,15 +44,15 @@ NETWORKS = (
 )  # fmt: skip
 SIZES = ("1280x720", "1920x1080", "2048x1024")
 STEPS = (3, 10)
-COUNTED = (256, 512)
-"""The size that operations are counted at; they are in proportion to the pixels."""
-SETTLING = 3
-"""Runs that prepare: compile, record, and one more."""
+COUNT_SIZE = (256, 512)
+"""Image size for counting operations, which are proportional to the number of pixels."""
+WARMUP_RUNS = 3
+"""Warm-up runs on a GPU: compilation, graph recording, and one more."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """Something to be timed."""
+class Workload:
+    """A method with settings to be timed."""
 
     name: str
     method: str
@@ -67,48 +67,50 @@ class Work:
 
 @dataclass(frozen=True)
 class Timing:
-    """A row of the table."""
+    """A row of the table; the fields are the keys of ``bench.json``."""
 
     network: str
     size: str
     work: str
     ms: float
     spread: float
-    """Milliseconds between the quarter of the runs that is fastest and the one that is slowest."""
+    """Interquartile range of the runs, in milliseconds."""
     first_ms: float
-    """What the very first run took, with all that is prepared once."""
+    """Time of the first run, with one-time work."""
     megabytes: float | None
     tflops: float
-    """Operations of convolutions and matrix products a second, in 10^12."""
+    """Operations of convolutions and matrix products per second, in 10^12."""
     of_card: float
-    """Their share of what a large matrix product reaches here; convolutions can do better, with
-    algorithms that need fewer operations than are counted."""
+    """``tflops`` as a share of the rate of a large matrix product. Convolutions can exceed 1 with
+    algorithms that need fewer operations than counted."""
     ratio: float
-    """How many times faster than self-adaptation without shortcuts with as many steps."""
+    """Speed-up over self-adaptation with as many steps and without shortcuts."""
     views: float | None = None
-    """Share of the time for views and pseudo-label."""
+    """Share of the time spent on views and pseudo-label."""
     steps: float | None = None
-    """Share of the time for steps; the rest is the prediction."""
+    """Share of the time spent on steps; the rest is the prediction."""
 
 
-def works(
-    steps: Sequence[int], adapt: Sequence[str] | None = None, half: Precision = "fp32"
-) -> Iterator[Work]:
-    """Yield what is timed.
+def workloads(
+    steps: Sequence[int], adapt: Sequence[str] | None = None, precision: Precision = "fp32"
+) -> Iterator[Workload]:
+    """Yield the workloads to time.
 
     Args:
         steps: Numbers of steps.
         adapt: Name patterns of the layers to adapt. None: each network's default.
-        half: Precision of the forward passes of BatchNorm and SaN, which are to be compared.
+        precision: Precision of the forward passes with BatchNorm and SaN.
     """
-    yield Work("BatchNorm forward", "source", {}, Fast(kernels=False, precision=half))
-    yield Work("SaN forward", "san", {}, Fast(precision=half))
-    yield Work("TTA", "tta", {})
+    yield Workload("BatchNorm forward", "source", {}, Fast(kernels=False, precision=precision))
+    yield Workload("SaN forward", "san", {}, Fast(precision=precision))
+    yield Workload("TTA", "tta", {})
     for number in steps:
         name, settings = f"self-adaptation, {number} steps", {"steps": number, "adapt": adapt}
-        yield Work(f"{name}, plain", "self-adapt", settings, False)
-        yield Work(name, "self-adapt", settings)
-    yield Work("self-adaptation, real-time", "self-adapt", {"preset": "realtime", "adapt": adapt})
+        yield Workload(f"{name}, plain", "self-adapt", settings, False)
+        yield Workload(name, "self-adapt", settings)
+    yield Workload(
+        "self-adaptation, real-time", "self-adapt", {"preset": "realtime", "adapt": adapt}
+    )
 
 
 def run_bench(
@@ -120,10 +122,10 @@ def run_bench(
     adapt: Sequence[str] | None = None,
     repeats: int = 10,
     seconds: float = 20,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     keep: Callable[[list[Timing]], None] = lambda rows: None,
 ) -> list[Timing]:
-    """Time every network at every size; a network that needs a library that is missing is left out.
+    """Time every network at every size; networks whose library is missing are skipped.
 
     Args:
         networks: Names of networks.
@@ -131,40 +133,44 @@ def run_bench(
         steps: Numbers of steps.
         device: Where to compute.
         adapt: Name patterns of the layers to adapt. None: each network's default.
-        repeats: Runs of each work, after those that prepare.
-        seconds: Fewer runs where they would take longer than this.
-        say: Takes a line for each row.
-        keep: Takes all rows there are, after each of them.
+        repeats: Runs of each workload, after the warm-up.
+        seconds: Time limit of a workload; there are fewer runs if they would take longer.
+        log: Called with a line of text for each row.
+        keep: Called with all rows so far, after each row.
     """
     parsed, steps = [parse_size(size) for size in sizes], sorted(set(steps))
-    half: Precision = "bf16" if Fast().plan(device).predict else "fp32"
-    card = matrix_rate(device)
-    say(f"{machine(device)}; a large matrix product runs at {card:.1f} TFLOP/s")
+    precision: Precision = "bf16" if Fast().plan(device).predict else "fp32"
+    peak_rate = matrix_rate(device)
+    log(f"{describe_machine(device)}; a large matrix product runs at {peak_rate:.1f} TFLOP/s")
     rows: list[Timing] = []
     for network in networks:
         try:
             model = create_model(network).to(device)
         except ModuleNotFoundError as error:
-            say(f"{network} is left out: {error}")
+            log(f"{network} is skipped: {error}")
             continue
         if (total := bench_seconds(model, parsed, steps, adapt, repeats, seconds)) is not None:
-            say(f"{network} takes about {duration(total)} on this CPU")
-        counts = [(work, count_operations(work, model)) for work in works(steps, adapt, half)]
+            log(f"{network} takes about {duration(total)} on this CPU")
+        counts = [
+            (work, count_operations(work, model)) for work in workloads(steps, adapt, precision)
+        ]
         for name, size in zip(sizes, parsed, strict=True):
             block = []
             for work, count in counts:
                 try:
                     row = _time(work, model, size, repeats, seconds)
                 except torch.OutOfMemoryError:
-                    say(f"{network}, {name}, {work.name} is left out: out of memory")
+                    log(f"{network}, {name}, {work.name} is skipped: out of memory")
                     continue
-                total = count * size[0] * size[1] / (COUNTED[0] * COUNTED[1]) / 1e12
+                total = count * size[0] * size[1] / (COUNT_SIZE[0] * COUNT_SIZE[1]) / 1e12
                 rate = total / row.ms * 1000
-                row = replace(row, network=network, size=name, tflops=rate, of_card=rate / card)
-                say(_line(row))
+                row = replace(
+                    row, network=network, size=name, tflops=rate, of_card=rate / peak_rate
+                )
+                log(_line(row))
                 block.append(row)
-                keep([*rows, *compared(block)])
-            rows += compared(block)
+                keep([*rows, *add_ratios(block)])
+            rows += add_ratios(block)
     return rows
 
 
@@ -176,12 +182,12 @@ def bench_seconds(
     repeats: int,
     seconds: float,
 ) -> float | None:
-    """Return what the bench of a network takes on a CPU, about; None on a GPU."""
+    """Estimate the time of the benchmark of a network on a CPU; None on a GPU."""
     method: Any = create_method("self-adapt", model, adapt=adapt, compare=False)
     passes = {"BatchNorm forward": 1, "SaN forward": 1}
     total = 0.0
     for size in sizes:
-        for work in works(steps, adapt):
+        for work in workloads(steps, adapt):
             method.steps = work.settings.get("steps", 2 if "preset" in work.settings else 0)
             each = image_seconds(method, size)
             if each is None:
@@ -192,36 +198,36 @@ def bench_seconds(
     return total
 
 
-def compared(block: Sequence[Timing]) -> list[Timing]:
-    """Set the rows of one network and size against each other."""
+def add_ratios(block: Sequence[Timing]) -> list[Timing]:
+    """Add speed-up and shares of time to the rows of one network and size."""
     by_work = {row.work: row for row in block}
-    done = []
+    result = []
     for row in block:
-        slow = by_work.get(f"{row.work}, plain", row)
-        row = replace(row, ratio=slow.ms / row.ms)
+        plain = by_work.get(f"{row.work}, plain", row)
+        row = replace(row, ratio=plain.ms / row.ms)
         number = _steps_of(row)
-        others = [(_steps_of(other), other.ms) for other in block if _same_kind(other, row)]
+        others = [(_steps_of(other), other.ms) for other in block if _are_comparable(other, row)]
         if number and len(others) > 1:
             (few, short), (many, long) = min(others), max(others)
             share = number * (long - short) / (many - few) / row.ms
             fast = "TTA" in by_work and not row.work.endswith("plain")
             views = by_work["TTA"].ms / row.ms if fast else None
             row = replace(row, steps=share, views=views)
-        done.append(row)
-    return done
+        result.append(row)
+    return result
 
 
 def _steps_of(row: Timing) -> int:
     """Return the number of steps of "self-adaptation, 10 steps"; 0 for all else."""
-    found = re.search(r"(\d+) steps", row.work)
-    return int(found[1]) if found else 0
+    match = re.search(r"(\d+) steps", row.work)
+    return int(match[1]) if match else 0
 
 
-def _same_kind(one: Timing, other: Timing) -> bool:
-    return "steps" in one.work and one.work.endswith("plain") == other.work.endswith("plain")
+def _are_comparable(a: Timing, b: Timing) -> bool:
+    return "steps" in a.work and a.work.endswith("plain") == b.work.endswith("plain")
 
 
-def _time(work: Work, model: nn.Module, size: Size, repeats: int, seconds: float) -> Timing:
+def _time(work: Workload, model: nn.Module, size: Size, repeats: int, seconds: float) -> Timing:
     device = next(model.parameters()).device
     cuda = device.type == "cuda"
     image = noise(size).to(device)
@@ -230,31 +236,31 @@ def _time(work: Work, model: nn.Module, size: Size, repeats: int, seconds: float
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     times: list[float] = []
-    settling = SETTLING if cuda else 1
-    began = time.perf_counter()
-    while len(times) < settling + repeats:
+    warmup = WARMUP_RUNS if cuda else 1
+    start_of_runs = time.perf_counter()
+    while len(times) < warmup + repeats:
         start = time.perf_counter()
         method(image)
         times.append(1000 * (time.perf_counter() - start))
-        if len(times) > settling and time.perf_counter() - began > seconds:
+        if len(times) > warmup and time.perf_counter() - start_of_runs > seconds:
             break
     peak = torch.cuda.max_memory_allocated(device) / 2**20 if cuda else None
-    rest = sorted(times[settling:])
-    spread = rest[-1 - len(rest) // 4] - rest[len(rest) // 4]
-    return Timing("", "", work.name, statistics.median(rest), spread, times[0], peak, 0, 0, 1)
+    timed = sorted(times[warmup:])
+    spread = timed[-1 - len(timed) // 4] - timed[len(timed) // 4]
+    return Timing("", "", work.name, statistics.median(timed), spread, times[0], peak, 0, 0, 1)
 
 
-def count_operations(work: Work, model: nn.Module) -> float:
+def count_operations(work: Workload, model: nn.Module) -> float:
     """Count the operations of convolutions and matrix products for a small image."""
     plain = replace(NO_SHORTCUTS, reuse=work.fast is not False)
-    image = noise(COUNTED).to(next(model.parameters()).device)
+    image = noise(COUNT_SIZE).to(next(model.parameters()).device)
     with FlopCounterMode(display=False) as counter:
         work.create(model, fast=plain)(image)
     return float(counter.get_total_flops())
 
 
 def matrix_rate(device: torch.device) -> float:
-    """Measure what a large matrix product reaches, in TFLOP/s: of bf16 on a GPU, else of fp32."""
+    """Measure the rate of a large matrix product in TFLOP/s: bf16 on a GPU, else fp32."""
     cuda = device.type == "cuda"
     size, dtype = (8192, torch.bfloat16) if cuda else (2048, torch.float32)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -276,7 +282,7 @@ def noise(size: Size) -> Tensor:
 
 
 def parse_size(text: str) -> Size:
-    """Return height and width of what is written as ``1280x720``.
+    """Parse a size such as ``1280x720`` into height and width.
 
     Example:
         >>> parse_size("1280x720")
@@ -288,8 +294,8 @@ def parse_size(text: str) -> Size:
     return int(height), int(width)
 
 
-def machine(device: torch.device) -> str:
-    """Return what computes, and with which versions."""
+def describe_machine(device: torch.device) -> str:
+    """Return the name of the processor or GPU, and the versions of the software."""
     name = platform.processor() or platform.machine()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -298,16 +304,19 @@ def machine(device: torch.device) -> str:
 
 
 def _commit() -> str:
-    """Return the commit this code is of, if it lies in a checkout."""
+    """Return the commit of this code, if it is in a git checkout."""
     git = ["git", "-C", str(Path(__file__).parent)]
-    found = ""
+    commit = ""
     try:
-        for words in (["ls-files", "--error-unmatch", __file__], ["rev-parse", "--short", "HEAD"]):
-            ran = subprocess.run([*git, *words], capture_output=True, text=True, check=True)
-            found = ran.stdout.strip()
+        for arguments in (
+            ["ls-files", "--error-unmatch", __file__],
+            ["rev-parse", "--short", "HEAD"],
+        ):
+            process = subprocess.run([*git, *arguments], capture_output=True, text=True, check=True)
+            commit = process.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-    return f" at {found}"
+    return f" at {commit}"
 
 
 COLUMNS = (
@@ -317,7 +326,7 @@ COLUMNS = (
 
 
 def as_cells(row: Timing) -> list[str]:
-    """Return a row of the table as texts, in the order of ``COLUMNS``."""
+    """Return a row of the table as text, in the order of ``COLUMNS``."""
 
     def share(value: float | None) -> str:
         return "" if value is None else f"{100 * value:.0f} %"
@@ -345,14 +354,14 @@ def write_bench(rows: Iterable[Timing], about: str, folder: Path) -> None:
         "bench.json": json.dumps({"about": about, "rows": [asdict(row) for row in rows]}, indent=1),
     }
     for name, text in texts.items():
-        with written_whole(folder / name) as aside:
-            aside.write_text(text)
-    with written_whole(folder / "bench.csv") as aside, aside.open("w", newline="") as file:
+        with written_whole(folder / name) as temporary:
+            temporary.write_text(text)
+    with written_whole(folder / "bench.csv") as temporary, temporary.open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *map(as_cells, rows)])
 
 
 def draw_bench(rows: Sequence[Timing], path: Path) -> None:
-    """Draw time against pixels and against steps, where Matplotlib is installed.
+    """Plot time over pixels and over steps, if Matplotlib is installed.
 
     Both should be straight lines.
     """
@@ -364,20 +373,24 @@ def draw_bench(rows: Sequence[Timing], path: Path) -> None:
     by_pixels, by_steps = figure.subplots(1, 2)
     fast = [row for row in rows if not row.work.endswith("plain")]
     for network in dict.fromkeys(row.network for row in fast):
-        own = [row for row in fast if row.network == network]
-        most = max(map(_steps_of, own))
+        of_network = [row for row in fast if row.network == network]
+        most = max(map(_steps_of, of_network))
         points = sorted(
             (parse_size(row.size)[0] * parse_size(row.size)[1] / 1e6, row.ms)
-            for row in own
+            for row in of_network
             if _steps_of(row) == most
         )
         by_pixels.plot(*zip(*points, strict=True), marker="o", label=f"{network}, {most} steps")
-        largest = max(own, key=lambda row: parse_size(row.size)[0] * parse_size(row.size)[1]).size
-        points = sorted((_steps_of(r), r.ms) for r in own if _steps_of(r) and r.size == largest)
+        largest = max(
+            of_network, key=lambda row: parse_size(row.size)[0] * parse_size(row.size)[1]
+        ).size
+        points = sorted(
+            (_steps_of(r), r.ms) for r in of_network if _steps_of(r) and r.size == largest
+        )
         by_steps.plot(*zip(*points, strict=True), marker="o", label=f"{network}, {largest}")
     for axes, name in ((by_pixels, "megapixels"), (by_steps, "steps")):
         axes.set(xlabel=name, ylabel="milliseconds", xlim=(0, None), ylim=(0, None))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    with written_whole(path) as aside:
-        figure.savefig(aside, format="png", dpi=110)
+    with written_whole(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from conftest import TinyNet, seeded
 from selfadapt.app.networks import Network
-from selfadapt.app.run import Stops
-from selfadapt.app.server import application, bound
+from selfadapt.app.run import StopSignals
+from selfadapt.app.server import application, bind_socket
 from selfadapt.app.uploads import Limits
 
 LIMITS = Limits(megabytes=0.05, megapixels=0.02, max_pixels=64 * 96)
@@ -77,8 +77,8 @@ def served(limits: Limits = LIMITS, *, local: bool = True) -> Iterator[Served]:
     model = seeded(Paced)
     networks = {"tiny": Network(model)}
     with (
-        bound("127.0.0.1", 0) as listening,
-        application(networks, limits, Stops(), local=local) as app,
+        bind_socket("127.0.0.1", 0) as listening,
+        application(networks, limits, StopSignals(), local=local) as app,
     ):
         config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)

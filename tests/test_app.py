@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from conftest import assert_same, random_image, snapshot
 from selfadapt import SelfAdapt
 from selfadapt.app import charts, viewer
-from selfadapt.app.masks import zipped
+from selfadapt.app.masks import masks_zip
 from selfadapt.app.networks import MAX_FETCHED, Network, Networks, check_online
 from selfadapt.app.page import Page
 from selfadapt.app.requests import SETTINGS, Request, defaults, validated
-from selfadapt.app.run import Outcome, Stops, mean_iou, run
+from selfadapt.app.run import Outcome, StopSignals, mean_iou, run
 from selfadapt.app.uploads import Limits, Upload, read_upload
 from selfadapt.cli import main
 from selfadapt.cost import Estimate
@@ -246,7 +246,7 @@ def test_what_cannot_be_fetched_is_refused_in_words(
         networks.get(name)
     monkeypatch.setattr("selfadapt.app.networks.check_online", lambda address: None)
     monkeypatch.setattr("selfadapt.app.networks.open_model", fail)
-    with pytest.raises(ValueError, match=r"could not be fetched: the disk is full$"):
+    with pytest.raises(ValueError, match=r"could not be downloaded: the disk is full$"):
         networks.get(name)
 
 
@@ -276,7 +276,7 @@ def test_methods_are_run_one_after_the_other_and_told_of(tiny: nn.Module, image:
 
 
 def test_a_stop_ends_at_the_next_step_and_leaves_no_trace(tiny: nn.Module, image: Tensor) -> None:
-    stops, before, taken = Stops(), snapshot(tiny), []
+    stops, before, taken = StopSignals(), snapshot(tiny), []
     event = stops.begin("me")
     assert not stops.stop("somebody else")
 
@@ -315,7 +315,7 @@ def unpacked(layer: dict[str, Any]) -> np.ndarray:
 def test_the_viewer_is_given_the_photo_and_masks_as_numbers() -> None:
     pseudo = torch.tensor([[0, 255, 1], [0, -1, 2]])
     result = outcome(pseudo_label=pseudo, confidence=torch.tensor([[0.5, 0.25, 1]] * 2))
-    given = viewer.scene(Upload(torch.rand(3, 2, 3), (4, 6)), [result], "six pixels")
+    given = viewer.viewer_data(Upload(torch.rand(3, 2, 3), (4, 6)), [result], "six pixels")
     layers = {layer["name"]: layer for layer in given["layers"]}
     assert [*layers] == ["as trained", "self-adapt", "pseudo-label of self-adapt"]
     assert unpacked(layers["as trained"]).tolist() == [0, 0, 1, 0, 0, 2]
@@ -332,7 +332,7 @@ def test_the_viewer_is_given_the_photo_and_masks_as_numbers() -> None:
 def test_large_maps_are_thinned_out_for_the_page() -> None:
     label = torch.arange(3)[None, :, None].expand(1, 3, 1000).reshape(1, 3000).repeat(2, 1)
     result = outcome(label=label, confidence=torch.rand(2, 3000), source_label=None)
-    given = viewer.scene(Upload(torch.rand(3, 2, 3000), (2, 3000)), [result], "wide")
+    given = viewer.viewer_data(Upload(torch.rand(3, 2, 3000), (2, 3000)), [result], "wide")
     assert (given["width"], given["height"]) == (1600, 1)
     (layer,) = given["layers"]
     assert np.bincount(unpacked(layer)).tolist() == [533, 534, 533]
@@ -347,16 +347,16 @@ def test_a_rendered_street_is_scored_against_its_exact_labels() -> None:
     assert mean_iou(label, exact, names[1:]) is None
     right = torch.tensor([[index["road"], index["sky"], index["car"], index["car"]]])
     result = outcome(label=right, source_label=label, names=names)
-    assert "33.3 &rarr; 100.0 % mIoU" in charts.facts(result, exact)
-    assert "mIoU" not in charts.facts(result)
+    assert "33.3 &rarr; 100.0 % mIoU" in charts.summary(result, exact)
+    assert "mIoU" not in charts.summary(result)
 
 
 def test_an_image_unlike_the_training_images_is_warned_of() -> None:
-    text = charts.facts(outcome(notes=(UNLIKE, "another")))
+    text = charts.summary(outcome(notes=(UNLIKE, "another")))
     assert '<p class="warning">this image looks unlike' in text
     assert text.count("unlike") == 1
     assert "<li>another</li>" in text
-    assert "warning" not in charts.facts(outcome())
+    assert "warning" not in charts.summary(outcome())
 
 
 def test_the_legend_leaves_out_classes_of_a_few_pixels_that_stay() -> None:
@@ -382,7 +382,7 @@ def test_the_legend_says_what_classes_had_and_have() -> None:
 
 
 def test_facts_are_in_words() -> None:
-    text = charts.facts(outcome(notes=("a < b",)))
+    text = charts.summary(outcome(notes=("a < b",)))
     assert "alpha 0.3, scales 0.25/0.5" in text
     assert "16.7% of the pixels changed" in text
     assert "<li>a &lt; b</li>" in text
@@ -402,7 +402,7 @@ def test_there_is_no_curve_without_losses() -> None:
 
 
 def test_masks_come_at_the_size_of_the_image() -> None:
-    content = zipped("tiny", [outcome(losses=(1.0, math.nan)), outcome(method="san")], (4, 6))
+    content = masks_zip("tiny", [outcome(losses=(1.0, math.nan)), outcome(method="san")], (4, 6))
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         assert sorted(archive.namelist()) == [
             "about.json", "san_color.png", "san_label.png", "self-adapt_color.png",
@@ -499,7 +499,7 @@ def test_the_page_says_what_would_be_faster_where_it_takes_long(
 ) -> None:
     estimate = Estimate(seconds=60, plain_seconds=1, step_seconds=5, num_bytes=0)
     monkeypatch.setattr(Method, "estimate", lambda *_: estimate)
-    page = Page(Networks({"tiny": Network(tiny)}), LIMITS, tmp_path, Stops())
+    page = Page(Networks({"tiny": Network(tiny)}), LIMITS, tmp_path, StopSignals())
     upload = Upload(random_image(32, 48), (32, 48))
     request = validated("tiny", OFFERED, "self-adapt", [], GOOD | {"steps": 10})
     text = page._estimate(upload, request)
@@ -530,19 +530,21 @@ def test_the_page_begins_with_a_street_that_was_adapted_to(server: Served) -> No
 
 
 def test_a_rendered_street_is_recognised_and_scored(tmp_path: Path) -> None:
-    page = Page(Networks({"streets": Network(open_model("streets"))}), LIMITS, tmp_path, Stops())
+    page = Page(
+        Networks({"streets": Network(open_model("streets"))}), LIMITS, tmp_path, StopSignals()
+    )
     file = Path(page.street("rain", 3))
     upload = read_upload(file, LIMITS)
     request = Request(model="streets", methods={"san": {"alpha": 0.3}})
     (result,) = run(page.networks.get("streets"), request, upload.image)
-    shown, report, _ = page._shown(request, upload, [result])
+    shown, report, _ = page._results(request, upload, [result])
     exact = torch.from_numpy(render("rain", 3, *upload.size)[1])
     score = 100 * mean_iou(result.label, exact, result.names)
     assert f"&rarr; {score:.1f} % mIoU" in report
     assert shown["layers"][-1]["name"] == "exact labels"
     assert np.array_equal(unpacked(shown["layers"][-1]), exact.flatten())
     photo = Upload(random_image(*upload.size), upload.size)
-    shown, report, _ = page._shown(request, photo, [result])
+    shown, report, _ = page._results(request, photo, [result])
     assert "mIoU" not in report
     assert shown["layers"][-1]["name"] == "san"
 
@@ -552,13 +554,13 @@ def test_a_network_that_cannot_be_fetched_leaves_the_first(
 ) -> None:
     monkeypatch.setattr("selfadapt.app.networks.HOSTS", {"hf": "http://127.0.0.1:1"})
     name = next(name for name in TRAINED if name.startswith("hf:"))
-    model, about, _, method, *_ = server.call("offer", [name])["output"]["data"]
+    model, about, _, method, *_ = server.call("select_network", [name])["output"]["data"]
     assert model["value"] == "tiny"
     assert "cannot be reached from here" in about
     assert method["value"] == "self-adapt"
     assert name not in about
     for name in ("hf:someone/something", "/etc/passwd", None, 7, {"a": 1}):
-        _, about, *_ = server.call("offer", [name])["output"]["data"]
+        _, about, *_ = server.call("select_network", [name])["output"]["data"]
         assert "unknown network" in about
 
 
@@ -610,7 +612,7 @@ def test_a_network_that_fails_is_told_of_without_its_details(
     (file,) = server.upload(png()).json()
     monkeypatch.setattr("selfadapt.app.page.run", fail)
     answer = server.call("adapt", asking(file))
-    assert answer["output"]["error"] == "something failed on the server; its log says what"
+    assert answer["output"]["error"] == "internal error; see the log of the server"
     assert "secret" not in str(answer)
 
 

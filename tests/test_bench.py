@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from selfadapt.bench import Timing, compared, machine, noise, parse_size, run_bench
+from selfadapt.bench import Timing, add_ratios, describe_machine, noise, parse_size, run_bench
 from selfadapt.cli import main
 
 
@@ -16,7 +16,7 @@ def timing(work: str, ms: float) -> Timing:
 
 
 def test_rows_are_set_against_the_plain_ones() -> None:
-    rows = compared([
+    rows = add_ratios([
         timing("TTA", 10),
         timing("self-adaptation, 3 steps, plain", 200),
         timing("self-adaptation, 3 steps", 50),
@@ -39,7 +39,7 @@ def test_every_work_is_timed_and_written(tmp_path: Path, capsys: Any) -> None:
     assert end.value.code == 0
     assert "TFLOP/s" in capsys.readouterr().out
     stored = json.loads((tmp_path / "out/bench.json").read_text())
-    assert stored["about"] == machine(torch.device("cpu"))
+    assert stored["about"] == describe_machine(torch.device("cpu"))
     assert len(stored["rows"]) == 2 * 8
     assert all(row["ms"] > 0 and row["tflops"] > 0 for row in stored["rows"])
     with (tmp_path / "out/bench.csv").open() as file:
@@ -62,7 +62,7 @@ def test_rows_are_kept_as_they_come() -> None:
     said: list[str] = []
     run_bench(
         ["deeplabv1_resnet18_slim"], ["32x32", "48x32"], [1], device=torch.device("cpu"),
-        repeats=1, say=said.append, keep=lambda rows: kept.append(len(rows)),
+        repeats=1, log=said.append, keep=lambda rows: kept.append(len(rows)),
     )  # fmt: skip
     assert kept == list(range(1, 13))
     assert re.fullmatch(r"deeplabv1_resnet18_slim takes about \S+ s on this CPU", said[1])
@@ -74,8 +74,8 @@ def test_a_network_that_cannot_be_built_is_left_out(monkeypatch: Any) -> None:
 
     monkeypatch.setattr("selfadapt.bench.create_model", missing)
     said: list[str] = []
-    assert run_bench(["hrnet_w18"], ["8x8"], device=torch.device("cpu"), say=said.append) == []
-    assert said[1] == "hrnet_w18 is left out: pip install it"
+    assert run_bench(["hrnet_w18"], ["8x8"], device=torch.device("cpu"), log=said.append) == []
+    assert said[1] == "hrnet_w18 is skipped: pip install it"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from markupsafe import escape
 from conftest import TinyNet, random_image, seeded
 from selfadapt.cli import main
 from selfadapt.demo import demo, demo_images
-from selfadapt.demo.pictures import LOST, NEW, OTHER, SAME, change
-from selfadapt.demo.run import STREETS
+from selfadapt.demo.pictures import BROKEN, CHANGED, FIXED, UNCHANGED, change
+from selfadapt.demo.run import STREETS_SETTINGS
 from selfadapt.demo.tables import (
     MethodChange,
     MethodScore,
@@ -51,7 +51,7 @@ def test_the_demo_shows_every_method_and_six_pictures_of_a_scene(report: Path) -
     assert scenes.count("<figure>") == 2 * 6
     for text in ("image", "network as trained", "after self-adaptation", "ground truth"):
         assert scenes.count(f"<figcaption>{text}</figcaption>") == 2
-    for method in STREETS:
+    for method in STREETS_SETTINGS:
         assert page.count(f"<td>{method}</td>") == 2, "a table of each look"
         assert page.count(f"<b>{method}</b><p>{escape(summary_of(method))}</p>") == 1
     assert page.count("<li><span") == 9, "a class each"
@@ -203,9 +203,15 @@ def test_change_is_painted_by_what_it_is_good_for() -> None:
     after = torch.tensor([[0, 1, 2, 1, 1]])
     label = torch.tensor([[0, 1, 1, 0, 255]])
     painted = change(before, after, label)
-    assert [painted.getpixel((x, 0)) for x in range(5)] == [SAME, NEW, LOST, OTHER, OTHER]
+    assert [painted.getpixel((x, 0)) for x in range(5)] == [
+        UNCHANGED,
+        FIXED,
+        BROKEN,
+        CHANGED,
+        CHANGED,
+    ]
     painted = change(before, after)
-    assert [painted.getpixel((x, 0)) for x in range(5)] == [SAME, *[OTHER] * 4]
+    assert [painted.getpixel((x, 0)) for x in range(5)] == [UNCHANGED, *[CHANGED] * 4]
 
 
 ROWS = [

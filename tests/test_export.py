@@ -20,7 +20,7 @@ from networks import NETWORKS
 from selfadapt import METHODS, Interface, create_method
 from selfadapt.cli import main
 from selfadapt.export import export_onnx, export_program
-from selfadapt.export.trace import FORWARD, trace
+from selfadapt.export.trace import EXPORTABLE, trace
 
 SIZES = ((97, 203), (32, 48), (61, 20), (8, 9))
 LIGHT = (
@@ -51,7 +51,7 @@ def assert_agrees(run: Run, segment: Any, sizes: Any = SIZES, channels: int = 3)
         assert np.array_equal(label, probs.argmax(axis=1))
 
 
-@pytest.mark.parametrize("method", FORWARD)
+@pytest.mark.parametrize("method", EXPORTABLE)
 def test_an_onnx_file_gives_what_the_method_gives(
     tiny: nn.Module, method: str, tmp_path: Path
 ) -> None:
@@ -222,7 +222,7 @@ def test_a_file_that_differs_is_not_left_behind(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old.onnx", "old.pt2"]
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in FORWARD])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in EXPORTABLE])
 def test_methods_of_more_than_a_pass_are_refused_with_the_reason(
     tiny: nn.Module, method: str, tmp_path: Path
 ) -> None:

@@ -112,7 +112,7 @@ def test_photographs_are_predicted(folder: Path, tmp_path: Path, capsys: Any) ->
 def test_photographs_are_shown_in_the_demo(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("selfadapt.demo.run.SIDE", 200)
+    monkeypatch.setattr("selfadapt.demo.run.MAX_SIDE", 200)
     files = [folder / "camvid.jpg", folder / "wild.tif", folder / "drive.bmp"]
     words = ("--steps", 1, "--device", "cpu", "-o", tmp_path / "out")
     assert run_cli("demo", "--image", *files, *words) == 0

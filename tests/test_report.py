@@ -27,9 +27,15 @@ from selfadapt.protocol import DomainConfig, read_results
 from selfadapt.protocol.trials import Trial
 from selfadapt.recipes import find_recipe, shipped_recipes
 from selfadapt.report import write_report
+from selfadapt.report.context import ReportContext
 from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
-from selfadapt.report.material import Material
-from selfadapt.report.published import compared, find_number, is_published, names_of, published
+from selfadapt.report.published import (
+    compared_methods,
+    find_number,
+    is_published,
+    published,
+    published_names,
+)
 from selfadapt.report.sections import published_methods
 
 CLASSES = ["road", "car", "sky"]
@@ -285,7 +291,9 @@ def test_the_page_opens_in_a_browser(page: Path, tmp_path: Path) -> None:
 
 def number(trial: Trial, domain: str, metric: str = "mIoU", **network: Any) -> float | None:
     """Return what the paper has for a trial of its ResNet-50 trained on GTA."""
-    found = find_number("gta", "deeplabv1_resnet50", names_of(trial, **network), domain, metric)
+    found = find_number(
+        "gta", "deeplabv1_resnet50", published_names(trial, **network), domain, metric
+    )
     return None if found is None else found.value
 
 
@@ -331,7 +339,11 @@ def test_every_published_number_says_whose_it_is() -> None:
     assert len(published()) == 519
     assert all(number.cite and number.table in TABLES for number in published())
     assert {number.table for number in published()} == set(TABLES)
-    assert {n.method for n in compared("gta")} >= {"RobustNet", "SAN-SAW", "self-adaptation"}
+    assert {n.method for n in compared_methods("gta")} >= {
+        "RobustNet",
+        "SAN-SAW",
+        "self-adaptation",
+    }
 
 
 def test_the_papers_numbers_stand_beside_ours(root: Path, monkeypatch: Any) -> None:
@@ -350,18 +362,18 @@ def test_the_papers_numbers_stand_beside_ours(root: Path, monkeypatch: Any) -> N
         source="gta",
         targets=[DomainConfig(**target) for target in targets],
     )
-    for place in ("material", "sections"):
-        monkeypatch.setattr(f"selfadapt.report.{place}.is_published", lambda *_: True)
+    for name in ("context", "sections"):
+        monkeypatch.setattr(f"selfadapt.report.{name}.is_published", lambda *_: True)
     spec = {"name": "deeplabv1_resnet50", "norm": "bn", "dropout": 0.0}
     record = {"networks": {"net": spec}}
-    material = Material(results, record, [])
-    grid = material.grid(["t-BN", "SaN"], lambda scores: scores.mean_iou)
+    context = ReportContext(results, record, [])
+    grid = context.grid(["t-BN", "SaN"], lambda scores: scores.mean_iou)
     assert [row[0] for row in grid.rows] == ["t-BN", "t-BN, published", "SaN", "SaN, published"]
     assert grid.rows[1][1:3] == ("30.95", "28.52")
-    section = published_methods(material)
+    section = published_methods(context)
     assert section is not None
-    assert section.exhibits[0].grid is not None
-    names = [str(row[0]) for row in section.exhibits[0].grid.rows]
+    assert section.items[0].grid is not None
+    names = [str(row[0]) for row in section.items[0].grid.rows]
     assert any("RobustNet" in name for name in names)
     assert any("this run" in name for name in names)
 
@@ -502,7 +514,7 @@ def test_the_report_before_stands_until_the_new_one_is_complete(
     assert files_of(out) == before
     if code == 2:
         said = capsys.readouterr().err
-        assert f"the report could not be written to {out} (full); nothing there was changed" in said
+        assert f"the report could not be written to {out} (full); nothing was changed" in said
 
 
 def test_a_folder_that_cannot_be_written_to_is_said_once(

@@ -19,7 +19,7 @@ from selfadapt.cli.progress import Bar
 from selfadapt.data.reading import read_label, read_picture, size_of_file
 from selfadapt.data.tables import CITYSCAPES
 from selfadapt.models.weights import read_weights
-from selfadapt.report.page import SHOWN, _is_own
+from selfadapt.report.page import PICTURE_KEYS, _is_valid_entry
 
 CODE = "open('ran', 'w')\ndef net(): raise SystemExit\n"
 
@@ -130,9 +130,9 @@ def test_a_folder_of_a_network_reaches_for_nothing_elsewhere(
 
 @pytest.mark.parametrize("file", ["../secret.png", "/etc/hostname", "a.txt", 3])
 def test_pictures_of_a_report_are_those_of_its_run(file: Any) -> None:
-    picture = dict.fromkeys(SHOWN, "") | {"file": "dim-best-00.png"}
-    assert _is_own(picture)
-    assert not _is_own(picture | {"file": file})
+    picture = dict.fromkeys(PICTURE_KEYS, "") | {"file": "dim-best-00.png"}
+    assert _is_valid_entry(picture)
+    assert not _is_valid_entry(picture | {"file": file})
 
 
 def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:

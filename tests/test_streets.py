@@ -4,10 +4,10 @@ import pytest
 from selfadapt.streets import CLASSES, LOOKS, SOURCE, TARGETS, VALIDATION, render
 from selfadapt.streets.cars import BODIES, car
 from selfadapt.streets.figures import person
+from selfadapt.streets.objects import PAINTS, SceneObject
 from selfadapt.streets.painter import Canvas, paint
 from selfadapt.streets.scene import Street, lay_out
 from selfadapt.streets.surfaces import Band
-from selfadapt.streets.things import PAINTS, Thing
 
 CAR, PERSON, SKY = (CLASSES.index(name) for name in ("car", "person", "sky"))
 
@@ -24,13 +24,13 @@ def images() -> dict[str, np.ndarray]:
 def empty() -> Street:
     """A street with nothing but the ground."""
     street = lay_out(0)
-    street.things, street.spots = street.things[:1], []
+    street.objects, street.shadows = street.objects[:1], []
     return street
 
 
-def painted(street: Street, *things: Thing) -> Canvas:
-    ground = [thing for thing in street.things if thing.rank == 0]
-    street.things = ground + list(things)
+def painted(street: Street, *objects: SceneObject) -> Canvas:
+    ground = [obj for obj in street.objects if obj.rank == 0]
+    street.objects = ground + list(objects)
     return paint(street, 256, 512)
 
 
@@ -144,9 +144,9 @@ def test_a_person_is_as_tall_in_the_image_as_the_lens_says(empty: Street) -> Non
 def test_the_nearer_hides_the_farther(empty: Street) -> None:
     x = empty.camera.x
     near, far = car(x, 10, 3, 0.2), car(x, 20, 0, 0.7)
-    for things in ((near, far), (far, near)):
-        canvas = painted(empty, *things)
-        seen = canvas.faces[np.unique(canvas.number)]
+    for objects in ((near, far), (far, near)):
+        canvas = painted(empty, *objects)
+        seen = canvas.faces[np.unique(canvas.face_index)]
         tints = seen["tint"][seen["paint"] == PAINTS.index("body")]
         assert 0.2 in tints
         assert 0.7 not in tints
@@ -165,10 +165,10 @@ def test_the_ground_lies_where_the_camera_height_says(empty: Street) -> None:
 
 def test_cars_are_closed_bodies_that_face_outwards() -> None:
     for shape, body in enumerate(BODIES):
-        thing = car(0, 0, shape, 0.5)
-        points, start = np.concatenate(thing.points), 0
+        obj = car(0, 0, shape, 0.5)
+        points, start = np.concatenate(obj.points), 0
         middle = np.array([0, body.height / 2, body.length / 2])
-        for corners, *_ in thing.faces:
+        for corners, *_ in obj.faces:
             face = points[start : start + corners] - middle
             normal = np.cross(face, np.roll(face, -1, axis=0)).sum(axis=0)
             assert normal @ face.mean(axis=0) > 0

@@ -1,13 +1,13 @@
-"""The web app: drop an image, choose methods, see before and after.
+"""The web app: upload an image, choose methods, compare before and after.
 
-    uploads   what may come in, and images out of it
-    networks  those to choose from
-    requests  what may be asked for, checked
-    run       what methods give for an image
-    viewer    results as the page's viewer takes them; charts: as tables and curves; masks: as files
-    page      what one sees, made of Gradio's components; web/: its style and script
-    gate      which requests are let through at all
-    server    settings, and the server itself
+    uploads   validation and decoding of uploaded images
+    networks  the networks to choose from
+    requests  validation of methods and settings
+    run       running methods on an image
+    viewer    results as JSON for the viewer; charts: as tables and curves; masks: as a ZIP file
+    page      the Gradio page; web/: its style and script
+    gate      the filter in front of Gradio: which requests are passed on
+    server    the server and its settings
 
-All but page and server know nothing of Gradio.
+Only page and server import Gradio.
 """

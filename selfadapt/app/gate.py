@@ -1,9 +1,9 @@
-"""The gate in front of the page: which requests reach Gradio, how large, and about which files.
+"""The request filter in front of Gradio: allowed routes, sizes and files.
 
-Gradio answers many more requests than the page makes, among them some that read files of the server
-or fetch addresses from elsewhere. What is not listed here is refused. A visitor, who is known by a
-cookie, can name and read the files that they uploaded or were sent, and no others; what is refused
-does not depend on whether a file exists.
+Gradio answers many more requests than the page makes, some of which read files of the server or
+fetch URLs. Anything not listed here is refused. Visitors are identified by a cookie and can only
+name and read files that they uploaded or that were sent to them; a refusal does not reveal whether
+a file exists.
 """
 
 import json
@@ -28,26 +28,26 @@ READ = re.compile(
     r"|/gradio_api/(info|startup-events|queue/data|upload_progress|theme\.css|app_id)"
     r"|/gradio_api/heartbeat/\w{1,64}"
 )
-"""Paths that may be read, beside files."""
+"""Paths that may be read, besides files."""
 FILE, UPLOAD = "/gradio_api/file=", "/gradio_api/upload"
 JOIN, EVENTS = "/gradio_api/queue/join", "/gradio_api/queue/data"
 SESSION = re.compile(r"\w{1,64}", re.ASCII)
 LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 COOKIE = "selfadapt-visitor"
-NO_FILE = "this file is not here, or not any more; drop the image again"
-NO_SESSION = "there is no such session"
+NO_FILE = "this file does not exist any more; upload the image again"
+NO_SESSION = "unknown session"
 MAX_VISITORS = 10_000
-"""After so many, those who have not been here for longest must load the page again."""
+"""Beyond this number, the least recently seen visitors must reload the page."""
 MAX_SESSIONS = 100
-"""After so many pages of a visitor, the oldest are forgotten."""
+"""Beyond this number of open pages, the oldest of a visitor are forgotten."""
 MAX_JSON_BYTES = 2**18
 MAX_STORAGE_BYTES = 2**31
 MAX_FILES = 20_000
-"""Of all visitors together."""
+"""Limit for all visitors together."""
 EXPIRY_S = 2 * 3600
-"""Files that nobody has touched for so long are removed."""
+"""Files not modified for this long are removed."""
 UPLOAD_OVERHEAD = 2**16
-"""Bytes that an upload may have beside the file."""
+"""Bytes that an upload may have in addition to the file."""
 HEADERS = {
     "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'",
@@ -57,7 +57,7 @@ HEADERS = {
 
 
 class Refused(Exception):
-    """A request that is not passed on."""
+    """A request that is not passed on to Gradio."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -66,23 +66,23 @@ class Refused(Exception):
 
 @dataclass
 class Visitor:
-    """What a visitor may name."""
+    """The files and sessions that belong to a visitor."""
 
     files: set[str] = field(default_factory=set)
     sessions: dict[str, None] = field(default_factory=dict)
-    """Pages by the names that they gave themselves, the newest at the end."""
+    """Session hashes of their pages, newest last."""
 
 
 class Gate:
-    """Passes requests on to an application, or refuses them in a few words.
+    """ASGI middleware that passes a request on to an application or refuses it.
 
     Args:
-        application: What answers.
-        events: The events of the page by number, and how many inputs each takes.
-        num_bytes: The most bytes an uploaded file may have.
-        folder: Where the application keeps uploads and results.
-        local: Answer only to names of this machine and to its own page, so that no page from
-            elsewhere can use it through a visitor's browser.
+        application: The wrapped ASGI application.
+        events: The number of inputs of each event of the page, by event index.
+        num_bytes: Maximum size of an uploaded file.
+        folder: The folder of uploads and results.
+        local: Answer only requests to loopback host names from the server's own page, so that
+            no other web site can use the server through a visitor's browser.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Gate:
         self._max_upload = num_bytes + UPLOAD_OVERHEAD
         self._folder = folder
         self._visitors: dict[str, Visitor] = {}
-        """By cookie, those who were here last at the end."""
+        """By cookie, most recently seen last."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -116,22 +116,22 @@ class Gate:
             del self._visitors[next(iter(self._visitors))]
         send = _with_headers(send, headers)
         try:
-            receive = await self._checked(scope, receive, visitor)
+            receive = await self._checked_request(scope, receive, visitor)
             if scope["path"] in (UPLOAD, EVENTS):
-                await self._application(scope, receive, _noting_files(send, visitor))
+                await self._application(scope, receive, _record_files(send, visitor))
             else:
                 await self._application(scope, receive, send)
         except Refused as refused:
             await _refuse(send, refused)
 
-    async def _checked(self, scope: Message, receive: Receive, visitor: Visitor) -> Receive:
-        """Return what gives the body of a request that may pass; raise Refused for all others."""
+    async def _checked_request(self, scope: Message, receive: Receive, visitor: Visitor) -> Receive:
+        """Return the receive callable of an allowed request; raise Refused for all others."""
         method, path = scope["method"], scope["path"]
-        if self._local and not _is_from_here(scope):
-            raise Refused(403, "this answers to pages of this machine alone")
+        if self._local and not _is_local(scope):
+            raise Refused(403, "only pages served by this machine may send requests")
         if method in ("GET", "HEAD") and path.startswith(FILE):
             self._check_file(path.removeprefix(FILE), visitor)
-            # The page asks for whole files. Many ranges would take long, or fail.
+            # The page only requests whole files. Many ranges would be slow or fail.
             scope["headers"] = [(k, v) for k, v in scope["headers"] if k != b"range"]
         elif method in ("GET", "HEAD") and READ.fullmatch(path):
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
@@ -142,27 +142,27 @@ class Gate:
             return self._checked_upload(scope, receive, visitor)
         elif method == "POST" and path in (JOIN, "/gradio_api/cancel", "/gradio_api/reset"):
             body = await _body(receive, MAX_JSON_BYTES)
-            return _replayed(self._checked_json(body, visitor, joins=path == JOIN), receive)
+            return _replay(self._checked_json(body, visitor, joins=path == JOIN), receive)
         else:
-            raise Refused(404, "there is nothing here")
+            raise Refused(404, "not found")
         return receive
 
     def _checked_upload(self, scope: Message, receive: Receive, visitor: Visitor) -> Receive:
         if not _header(scope, b"content-type").startswith("multipart/form-data; boundary="):
             raise Refused(415, "a file must be sent as multipart/form-data")
-        stated = _header(scope, b"content-length")
-        if stated.isdecimal() and int(stated) > self._max_upload:
+        length = _header(scope, b"content-length")
+        if length.isdecimal() and int(length) > self._max_upload:
             raise Refused(413, "this file is too large")
         if not has_room(self._folder):
-            raise Refused(507, "there is no room for files; try again later")
+            raise Refused(507, "no space left for files; try again later")
         visitor.files = {path for path in visitor.files if Path(path).exists()}
-        return _limited(receive, self._max_upload)
+        return _limit(receive, self._max_upload)
 
     def _checked_json(self, body: bytes, visitor: Visitor, *, joins: bool) -> bytes:
-        """Return the JSON to pass on: what was checked, and not what was sent."""
+        """Return the validated JSON, serialised again so that only this is passed on."""
         try:
             request = json.loads(body)
-            passed_on = json.dumps(request, ensure_ascii=False).encode()
+            checked = json.dumps(request, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             raise Refused(400, "the body must be JSON in UTF-8") from None
         if not isinstance(request, dict):
@@ -170,7 +170,7 @@ class Gate:
         if joins:
             session = self._checked_session(request)
             if any(session in v.sessions for v in self._visitors.values() if v is not visitor):
-                raise Refused(403, "this session is another visitor's")
+                raise Refused(403, "this session belongs to another visitor")
             visitor.sessions[session] = None
             while len(visitor.sessions) > MAX_SESSIONS:
                 del visitor.sessions[next(iter(visitor.sessions))]
@@ -178,26 +178,26 @@ class Gate:
             raise Refused(404, NO_SESSION)
         for path in _values(request, "path"):
             self._check_file(path, visitor)
-        return passed_on
+        return checked
 
     def _checked_session(self, request: dict[str, Any]) -> str:
-        """Return the session that an event is for; raise Refused unless it is one of the page."""
-        number, data, session = (request.get(k) for k in ("fn_index", "data", "session_hash"))
-        if isinstance(number, bool) or not isinstance(number, int) or number not in self._events:
-            raise Refused(400, "fn_index must be the number of an event of this page")
-        if not isinstance(data, list) or len(data) != self._events[number]:
-            raise Refused(400, f"data must be a list of {self._events[number]} inputs")
+        """Return the session of an event; raise Refused unless the page has such an event."""
+        index, data, session = (request.get(key) for key in ("fn_index", "data", "session_hash"))
+        if isinstance(index, bool) or not isinstance(index, int) or index not in self._events:
+            raise Refused(400, "fn_index must be the index of an event of this page")
+        if not isinstance(data, list) or len(data) != self._events[index]:
+            raise Refused(400, f"data must be a list of {self._events[index]} inputs")
         if not isinstance(session, str) or not SESSION.fullmatch(session):
             raise Refused(400, "session_hash must be letters and digits")
         if not set(request) <= {"data", "fn_index", "session_hash", "event_data", "trigger_id"}:
-            raise Refused(400, "the body has parts that no event of this page has")
+            raise Refused(400, "the body has unknown keys")
         trigger = request.get("trigger_id")
         if not (trigger is None or (isinstance(trigger, int) and 0 <= trigger < 2**31)):
             raise Refused(400, "trigger_id must be the number of a component")
         return session
 
     def _check_file(self, path: object, visitor: Visitor) -> None:
-        """Raise Refused unless a visitor may name a path, and it is a file of this folder."""
+        """Raise Refused unless a path belongs to a visitor and is a file in the folder."""
         if not isinstance(path, str) or path not in visitor.files:
             raise Refused(403, NO_FILE)
         inside = Path(path).resolve().is_relative_to(self._folder.resolve())
@@ -206,7 +206,7 @@ class Gate:
 
 
 def has_room(folder: Path) -> bool:
-    """Remove files that expired, and return True if there is room for more."""
+    """Remove expired files; return True if there is space for more."""
     total, count, now = 0, 0, time.time()
     for path in folder.rglob("*"):
         try:
@@ -223,15 +223,15 @@ def has_room(folder: Path) -> bool:
     return total < MAX_STORAGE_BYTES and count < MAX_FILES
 
 
-def _noting_files(send: Send, visitor: Visitor) -> Send:
-    """Return what sends an answer, and lets the visitor name the files in it.
+def _record_files(send: Send, visitor: Visitor) -> Send:
+    """Return a send callable that adds the files named in an answer to those of the visitor.
 
-    What Gradio cannot make anything of is refused: it would answer with an error of the server.
+    A server error is turned into a refusal: Gradio fails on malformed uploads.
     """
 
-    async def note(message: Message) -> None:
+    async def record(message: Message) -> None:
         if message.get("status", 200) >= 500:
-            raise Refused(400, "a file must be sent as a form that browsers send")
+            raise Refused(400, "the upload form is malformed")
         for line in message.get("body", b"").splitlines():
             try:
                 answer = json.loads(line.removeprefix(b"data: "))
@@ -241,20 +241,20 @@ def _noting_files(send: Send, visitor: Visitor) -> Send:
             visitor.files.update(path for path in paths if isinstance(path, str))
         await send(message)
 
-    return note
+    return record
 
 
 def _values(content: Any, key: str) -> Iterator[Any]:
     """Yield the values of a key in JSON, at any depth."""
-    waiting = [content]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            if key in part:
-                yield part[key]
-            waiting += part.values()
-        elif isinstance(part, list):
-            waiting += part
+    stack = [content]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            if key in node:
+                yield node[key]
+            stack += node.values()
+        elif isinstance(node, list):
+            stack += node
 
 
 def _header(scope: Message, name: bytes) -> str:
@@ -262,7 +262,7 @@ def _header(scope: Message, name: bytes) -> str:
 
 
 def _cookie(scope: Message) -> str | None:
-    """Return who a request is from, or None for a new visitor."""
+    """Return the visitor's cookie, or None for a new visitor."""
     try:
         visitor = SimpleCookie(_header(scope, b"cookie")).get(COOKIE)
     except CookieError:
@@ -270,49 +270,49 @@ def _cookie(scope: Message) -> str | None:
     return visitor.value if visitor and re.fullmatch(r"[\w-]{22}", visitor.value) else None
 
 
-def _is_from_here(scope: Message) -> bool:
-    """Return True if a request is to a name of this machine, and by a page that it has served."""
+def _is_local(scope: Message) -> bool:
+    """Return True if a request is to a loopback host name and from a page of this server."""
     host, origin = _header(scope, b"host"), _header(scope, b"origin")
     return LOCAL.fullmatch(host) is not None and origin in ("", f"http://{host}")
 
 
-async def _body(receive: Receive, most: int) -> bytes:
+async def _body(receive: Receive, max_bytes: int) -> bytes:
     """Return the whole body of a request."""
     body = b""
     while True:
         message = await receive()
         body += message.get("body", b"")
-        if len(body) > most:
-            raise Refused(413, f"the body must have at most {most} bytes")
+        if len(body) > max_bytes:
+            raise Refused(413, f"the body must have at most {max_bytes} bytes")
         if not message.get("more_body"):
             return body
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return what gives a body that was read already, then whatever comes."""
-    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a receive callable that gives a body that was already read, then what follows."""
+    pending = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        return waiting.pop() if waiting else await receive()
+        return pending.pop() if pending else await receive()
 
     return replay
 
 
-def _limited(receive: Receive, most: int) -> Receive:
-    """Return what ends the connection once a body has more bytes than it may have."""
+def _limit(receive: Receive, max_bytes: int) -> Receive:
+    """Return a receive callable that disconnects once a body is too large."""
     num_bytes = 0
 
     async def limit() -> Message:
         nonlocal num_bytes
         message = await receive()
         num_bytes += len(message.get("body", b""))
-        return {"type": "http.disconnect"} if num_bytes > most else message
+        return {"type": "http.disconnect"} if num_bytes > max_bytes else message
 
     return limit
 
 
 def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
-    """Return what sends an answer with further headers, and none that other sites may read."""
+    """Return a send callable that adds headers and removes those for cross-origin access."""
 
     async def add(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""Results as files: labels as ids and in colours, at the size of the image that came."""
+"""Masks to download: labels as ids and in colours, at the size of the uploaded image."""
 
 import io
 import json
@@ -9,19 +9,19 @@ from math import isfinite
 from PIL import Image as PILImage
 
 from selfadapt.app.run import Outcome
-from selfadapt.app.viewer import at_size
+from selfadapt.app.viewer import resize_nearest
 from selfadapt.images import colored, label_image
 from selfadapt.labels import class_colors
 from selfadapt.views import Size
 
 
-def zipped(model: str, outcomes: Sequence[Outcome], size: Size) -> bytes:
-    """Return a ZIP file with the masks of all methods, and how they came about.
+def masks_zip(model: str, outcomes: Sequence[Outcome], size: Size) -> bytes:
+    """Return a ZIP file with the masks of all methods and ``about.json``, their settings.
 
     Args:
         model: The network's name.
-        outcomes: What the methods gave.
-        size: Rows and columns that the masks are wanted at.
+        outcomes: The results of the methods.
+        size: Height and width of the masks.
     """
     labels = {outcome.method: outcome.label for outcome in outcomes}
     if (source := outcomes[0].source_label) is not None:
@@ -31,10 +31,10 @@ def zipped(model: str, outcomes: Sequence[Outcome], size: Size) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for method, label in labels.items():
-            label = at_size(label, size)
+            label = resize_nearest(label, size)
             archive.writestr(f"{method}_label.png", _png(label_image(label, colors)))
             archive.writestr(f"{method}_color.png", _png(colored(label, colors)))
-        archive.writestr("about.json", json.dumps(_about(model, outcomes), indent=2))
+        archive.writestr("about.json", json.dumps(_metadata(model, outcomes), indent=2))
     return file.getvalue()
 
 
@@ -44,7 +44,7 @@ def _png(picture: PILImage.Image) -> bytes:
     return file.getvalue()
 
 
-def _about(model: str, outcomes: Sequence[Outcome]) -> dict[str, object]:
+def _metadata(model: str, outcomes: Sequence[Outcome]) -> dict[str, object]:
     names = outcomes[0].names
     colors = class_colors(names)
     return {

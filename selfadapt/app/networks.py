@@ -1,4 +1,4 @@
-"""The networks of the page: those the server was started with, and published ones it may fetch."""
+"""The networks of the page: those the server was started with, and published ones to download."""
 
 from collections.abc import Iterator, Mapping
 from threading import Lock
@@ -14,52 +14,52 @@ from selfadapt.models.trained import TRAINED
 from selfadapt.patterns import nearest
 
 MAX_FETCHED = 2
-"""Fetched networks that are kept in memory; others are opened again from the disk."""
+"""Number of downloaded networks kept in memory; others are opened again from disk."""
 HOSTS = {"torchvision": "https://download.pytorch.org", "hf": "https://huggingface.co"}
 TIMEOUT_S = 5
 
 
 class Network:
-    """A network and the methods that can be run with it.
+    """A network and the methods it supports.
 
     Args:
         model: The network.
-        chosen: Settings that were chosen for it on a validation domain, by name.
+        chosen: Settings tuned for it on a validation domain, by name.
 
     Raises:
-        TypeError, ValueError: It is no segmentation network.
+        TypeError, ValueError: The model is not a segmentation network.
     """
 
     def __init__(self, model: nn.Module, chosen: Mapping[str, Any] | None = None) -> None:
         self.model, self.chosen = model, dict(chosen or {})
         create_method("source", model)
-        self.methods = tuple(name for name in METHODS if self._takes(name))
+        self.methods = tuple(name for name in METHODS if self._supports(name))
 
     @property
     def trained_on(self) -> str:
-        """The images it was trained on, in words; empty: not known."""
+        """Description of the training images; empty if unknown."""
         return str(getattr(getattr(self.model, "spec", None), "trained_on", ""))
 
     @property
     def device(self) -> str:
-        """Kind of the device that it computes on."""
+        """Type of the device that the network is on."""
         return next((value.device.type for value in self.model.parameters()), "cpu")
 
-    def _takes(self, name: str) -> bool:
-        if name == "ensemble":  # of one network it is SaN
+    def _supports(self, name: str) -> bool:
+        if name == "ensemble":  # with a single network it equals SaN
             return False
         try:
             create_method(name, self.model, compare=False)
-        except ValueError:  # as MC-dropout's without dropout
+        except ValueError:  # for example MC-dropout without dropout layers
             return False
         return True
 
 
 class Networks:
-    """Networks by name. Names come from visitors: only those listed here are ever opened.
+    """Networks by name. Names come from visitors, so only listed networks are ever opened.
 
     Args:
-        loaded: Those the server was started with.
+        loaded: The networks the server was started with.
         fetch: Also offer the published networks of ``TRAINED``.
     """
 
@@ -74,15 +74,15 @@ class Networks:
         yield from self.fetchable
 
     def get(self, name: object) -> Network:
-        """Return a network; a published one is fetched first, where it is not on the disk.
+        """Return a network; a published network is downloaded first unless it is cached.
 
         Raises:
-            ValueError: It is not on offer, or cannot be fetched.
+            ValueError: The network is not listed or cannot be downloaded.
         """
         if not isinstance(name, str) or name not in [*self]:
             shown = str(name)[:40]
             raise ValueError(
-                f"unknown network {shown!r};{nearest(shown, self)} there are {', '.join(self)} here"
+                f"unknown network {shown!r};{nearest(shown, self)} available: {', '.join(self)}"
             )
         if name in self.loaded:
             return self.loaded[name]
@@ -98,19 +98,19 @@ class Networks:
         device = next(iter(self.loaded.values())).device
         try:
             return Network(open_model(name).to(device))
-        except Exception as error:  # servers and libraries of others fail in any way
+        except Exception as error:  # third-party libraries and servers raise anything
             reason = str(error).partition("\n")[0]
-            raise ValueError(f"{name} could not be fetched: {reason}") from error
+            raise ValueError(f"{name} could not be downloaded: {reason}") from error
 
 
 def check_online(address: str) -> None:
-    """Raise ValueError unless a server can be reached; libraries try for half a minute to."""
+    """Raise ValueError if a server cannot be reached; libraries would retry for half a minute."""
     try:
-        urlopen(address, timeout=TIMEOUT_S).close()  # proxies of the environment count
+        urlopen(address, timeout=TIMEOUT_S).close()  # respects the proxies of the environment
     except HTTPError:
-        return  # it was reached
+        return  # the server answered
     except OSError as error:
         raise ValueError(
-            f"{address.partition('//')[2]} cannot be reached from here: networks are fetched over "
-            "the internet. Those this server was started with are at hand"
+            f"{address.partition('//')[2]} cannot be reached from here, so the network cannot "
+            "be downloaded. The networks this server was started with are available"
         ) from error

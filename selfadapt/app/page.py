@@ -1,4 +1,4 @@
-"""What one sees: the image and the controls on one side, before and after on the other."""
+"""The Gradio page: image and controls on one side, results on the other."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from PIL import Image as PILImage
 from torch import Tensor
 
 from selfadapt.app import charts
-from selfadapt.app.masks import zipped
+from selfadapt.app.masks import masks_zip
 from selfadapt.app.networks import Network, Networks
 from selfadapt.app.requests import (
     MAX_LR,
@@ -33,9 +33,9 @@ from selfadapt.app.requests import (
     defaults,
     validated,
 )
-from selfadapt.app.run import Outcome, Stops, run
+from selfadapt.app.run import Outcome, StopSignals, run
 from selfadapt.app.uploads import FORMATS, Limits, Upload, read_upload
-from selfadapt.app.viewer import WEB, scene
+from selfadapt.app.viewer import WEB, viewer_data
 from selfadapt.checks import check_number
 from selfadapt.cost import duration
 from selfadapt.method import Method, Stopped
@@ -47,45 +47,47 @@ from selfadapt.views import size_of
 
 LOG = logging.getLogger(__name__)
 FIRST_STREET = "night", 4
-WAITING = 20
-"""So many users may wait; more are told to come back."""
-HOUR = 3600
+MAX_QUEUE = 20
+"""Maximum number of waiting users; Gradio refuses more."""
+HOUR_S = 3600
 MAX_RENDERED = 1000
-"""Of so many streets that were given out the exact labels are still known."""
+"""Number of rendered streets whose labels can still be looked up."""
 LONG_S = 5
-"""From so many seconds on the page says what would be faster."""
-STOPPED = "<p>Stopped. The network is as it was.</p>"
-EXAMPLE = "example"
-"""The session that the first street is run for."""
+"""If the estimate is longer, the page suggests faster settings."""
+STOPPED = "<p>Stopped. The network is unchanged.</p>"
+EXAMPLE_SESSION = "example"
+"""Name of the session that runs the example."""
 PROGRESS = gr.Progress()
 INTRO = """<h1>selfadapt</h1>
-<p>A segmentation network says what every pixel shows. It does so worse in light and weather it was
-not trained for. Here it adapts itself to your one image, predicts again, and forgets.</p>"""
+<p>A segmentation network assigns a class to every pixel. It is less accurate in light and weather
+it was not trained for. Here it adapts to your single image, predicts again, and is reset.</p>"""
 
 
 class Page:
-    """The page of a server, and what its buttons do.
+    """The page of a server and its event handlers.
 
     Args:
         networks: The networks to choose from.
-        limits: How large images may be.
-        folder: Where Gradio keeps its files, and deletes them.
-        stops: Who has asked for an end of what is run for them.
+        limits: Limits on the size of images.
+        folder: Folder of Gradio's files, which Gradio also cleans up.
+        stops: The running sessions.
     """
 
-    def __init__(self, networks: Networks, limits: Limits, folder: Path, stops: Stops) -> None:
+    def __init__(
+        self, networks: Networks, limits: Limits, folder: Path, stops: StopSignals
+    ) -> None:
         self.networks, self.limits, self.folder, self.stops = networks, limits, folder, stops
         self._read = lru_cache(maxsize=4)(partial(read_upload, limits=limits))
         self._method = lru_cache(maxsize=16)(self._create_method)
         self._rendered: dict[bytes, tuple[str, int]] = {}
-        """Look and number of streets that were given out, by a digest of their pixels."""
+        """Look and seed of rendered streets, by a digest of their pixels."""
         self._example: tuple[Request, Upload, list[Outcome]] | None = None
         self._example_lock = Lock()
 
     def build(self) -> gr.Blocks:
-        """Lay the page out."""
+        """Create the components and connect their events."""
         with gr.Blocks(
-            title="selfadapt", analytics_enabled=False, delete_cache=(HOUR // 4, HOUR)
+            title="selfadapt", analytics_enabled=False, delete_cache=(HOUR_S // 4, HOUR_S)
         ) as blocks:
             gr.HTML(INTRO, elem_classes="intro")
             with gr.Row(elem_id="layout"):
@@ -103,12 +105,12 @@ class Page:
                             "Adapt", variant="primary", scale=3, min_width=120, elem_id="start"
                         )
                         stop = gr.Button("Stop", min_width=80, elem_id="stop")
-                    status = gr.HTML(self._welcome(), elem_id="status")
+                    status = gr.HTML(self._instructions(), elem_id="status")
                     first, network = next(iter(self.networks.loaded.items()))
-                    about = gr.HTML(_about(first, network), elem_id="about")
+                    about = gr.HTML(_network_info(first, network), elem_id="about")
                     with gr.Column(elem_id="settings"):
-                        look, seed = self._streets()
-                        model, method, others, controls = self._choices(first, network)
+                        look, seed = self._street_controls()
+                        model, method, others, controls = self._method_controls(first, network)
                 with gr.Column(scale=5, min_width=320, elem_id="result"):
                     viewer = gr.HTML(
                         html_template=(WEB / "viewer.html").read_text(),
@@ -120,34 +122,34 @@ class Page:
                     download = gr.DownloadButton(
                         "Download all masks (ZIP)", elem_id="download", visible=False
                     )
-            asked = [image, model, method, others, *controls.values()]
+            inputs = [image, model, method, others, *controls.values()]
             results = [viewer, report, download]
             event = partial(gr.on, preprocess=False, api_visibility="private")
-            quiet = partial(event, show_progress="hidden")
+            silent = partial(event, show_progress="hidden")
 
-            quiet(blocks.load, self.street, [look, seed], image)
-            quiet(blocks.load, self.example, None, results)
+            silent(blocks.load, self.street, [look, seed], image)
+            silent(blocks.load, self.example, None, results)
             running = event(
-                start.click, self.adapt, asked, [status, *results], show_progress_on=status,
+                start.click, self.adapt, inputs, [status, *results], show_progress_on=status,
                 concurrency_limit=1,
             )  # fmt: skip
-            quiet(stop.click, self.stop, None, status, concurrency_limit=None)
-            quiet(stop.click, cancels=running)
-            blocks.unload(self.leave)
+            silent(stop.click, self.stop, None, status, concurrency_limit=None)
+            silent(stop.click, cancels=running)
+            blocks.unload(self.disconnect)
 
-            checked = {"fn": self.check, "inputs": asked, "outputs": [image, status]}
+            checked = {"fn": self.check, "inputs": inputs, "outputs": [image, status]}
             checked |= {
                 "preprocess": False, "show_progress": "hidden", "api_visibility": "private",
             }  # fmt: skip
             settings = [others.input, *(control.input for control in controls.values())]
             gr.on([image.upload, *settings], trigger_mode="always_last", **checked)
-            quiet(image.clear, None, None, status, js=f"() => {json.dumps(self._welcome())}")
-            quiet([look.input, seed.input], self.street, [look, seed], image).then(**checked)
-            quiet(method.input, self.explain, [model, method], [method, *controls.values()]).then(
-                **checked
-            )
+            silent(image.clear, None, None, status, js=f"() => {json.dumps(self._instructions())}")
+            silent([look.input, seed.input], self.street, [look, seed], image).then(**checked)
+            silent(
+                method.input, self.select_method, [model, method], [method, *controls.values()]
+            ).then(**checked)
             event(
-                model.input, self.offer, model,
+                model.input, self.select_network, model,
                 [model, about, others, method, *controls.values()], show_progress_on=about,
             ).then(**checked)  # fmt: skip
 
@@ -155,21 +157,19 @@ class Page:
             changes = [image.upload, image.clear, *choices]
             event(changes, js=_dispatch("selfadapt-changed"))
             event(start.click, js=_dispatch("selfadapt-started"))
-        blocks.queue(max_size=WAITING, default_concurrency_limit=4)
+        blocks.queue(max_size=MAX_QUEUE, default_concurrency_limit=4)
         return blocks
 
-    def _streets(self) -> tuple[gr.Radio, gr.Number]:
+    def _street_controls(self) -> tuple[gr.Radio, gr.Number]:
         look, seed = FIRST_STREET
-        with gr.Accordion(
-            "No photo at hand? Take a rendered street", open=False, elem_id="streets"
-        ):
+        with gr.Accordion("No photo at hand? Use a rendered street", open=False, elem_id="streets"):
             looks = gr.Radio(list(LOOKS), value=look, label="Look", elem_id="look")
             number = gr.Number(
-                seed, label="Number of the street", precision=0, minimum=0, maximum=MAX_SEED
+                seed, label="Street number", precision=0, minimum=0, maximum=MAX_SEED
             )
         return looks, number
 
-    def _choices(
+    def _method_controls(
         self, first: str, network: Network
     ) -> tuple[gr.Radio, gr.Dropdown, gr.CheckboxGroup, dict[str, Any]]:
         names = [*reversed(network.methods)]
@@ -177,7 +177,7 @@ class Page:
             "Other networks", open=False, elem_id="networks", visible=len([*self.networks]) > 1
         ):
             model = gr.Radio(
-                [(_offered(name), name) for name in self.networks],
+                [(_network_choice(name), name) for name in self.networks],
                 value=first,
                 show_label=False,
                 elem_id="model",
@@ -186,21 +186,21 @@ class Page:
             method = gr.Dropdown(
                 names, value=names[0], label="Method", info=summary_of(names[0]), elem_id="method"
             )
-            controls = self._controls(names[0], network)
+            controls = self._setting_controls(names[0], network)
             others = gr.CheckboxGroup(
                 names,
                 value=[],
                 label="Compare with",
-                info=f"Up to {MAX_METHODS - 1} more. They share alpha and the scales; all else is "
-                "their own.",
+                info=f"Up to {MAX_METHODS - 1} more. They share alpha and the scales; the rest "
+                "are defaults.",
                 elem_id="others",
             )
         return model, method, others, controls
 
-    def _controls(self, method: str, network: Network) -> dict[str, Any]:
-        """Make a control for each of ``SETTINGS``, in their order; a method's own are seen."""
-        own = defaults(method, network.chosen)
-        values = defaults("self-adapt", network.chosen) | own
+    def _setting_controls(self, method: str, network: Network) -> dict[str, Any]:
+        """Create a control for each of ``SETTINGS``; those the method has are visible."""
+        method_defaults = defaults(method, network.chosen)
+        values = defaults("self-adapt", network.chosen) | method_defaults
         controls = {
             "alpha": gr.Slider(
                 0, 1, values["alpha"], step=0.05, label="alpha", elem_id="alpha",
@@ -208,11 +208,11 @@ class Page:
             ),
             "psi": gr.Slider(
                 0, 1, values["psi"], step=0.05, label="psi", elem_id="psi",
-                info="How sure a pixel must be, against the surest of its class, to count.",
+                info="Confidence a pixel must reach, relative to the most confident of its class.",
             ),
             "lr": gr.Number(
                 values["lr"], step=0.001, minimum=0, maximum=MAX_LR, label="lr", elem_id="lr",
-                info="Learning rate: how far a step goes.",
+                info="Learning rate of the gradient steps.",
             ),
             "steps": gr.Slider(
                 0, MAX_STEPS, values["steps"], step=1, label="steps", elem_id="steps",
@@ -220,16 +220,16 @@ class Page:
             ),
             "scales": gr.CheckboxGroup(
                 list(SCALES), value=list(values["scales"]), label="scales", elem_id="scales",
-                info="Sizes of the image that are looked at, each plain and flipped in gray.",
+                info="Sizes of the views, each as it is and flipped in gray.",
             ),
         }  # fmt: skip
         for name, control in controls.items():
-            control.visible = name in own
+            control.visible = name in method_defaults
         return controls
 
     def street(self, look: object, seed: object) -> str:
-        """Return the file of a street of the built-in world."""
-        with _errors_in_words():
+        """Return the path of a rendered street."""
+        with _user_errors():
             if not isinstance(look, str) or look not in LOOKS:
                 shown = str(look)[:40]
                 raise ValueError(f"unknown look {shown!r};{nearest(shown, LOOKS)}")
@@ -242,10 +242,10 @@ class Page:
             self._rendered[_digest(self._read(file).image)] = look, seed
             return str(file)
 
-    def check(self, image: object, *asked: object) -> list[Any]:
-        """Refuse an image that cannot be used, and say how long it will take."""
+    def check(self, image: object, *values: object) -> list[Any]:
+        """Validate the image and settings, and estimate how long a run will take."""
         if image is None:
-            return [gr.skip(), self._welcome()]
+            return [gr.skip(), self._instructions()]
         try:
             upload = self._read(self._file(image))
         except ValueError as error:
@@ -255,9 +255,9 @@ class Page:
             file = self._new_file("image.png")
             file.write_bytes(upload.png)
             shown = str(file)
-        with _errors_in_words():
+        with _user_errors():
             try:
-                return [shown, self._estimate(upload, self._request(*asked))]
+                return [shown, self._estimate(upload, self._request(*values))]
             except ValueError as error:
                 return [shown, _refusal(error)]
 
@@ -275,40 +275,40 @@ class Page:
         request: gr.Request,
         progress: gr.Progress = PROGRESS,
     ) -> list[Any]:
-        """Run the methods that are asked for, and fill the page.
+        """Run the selected methods and show their results.
 
-        What comes in is as it was sent: Gradio would decode the image before it can be refused.
+        The inputs are not preprocessed: Gradio would decode the image before it can be refused.
         """
-        with _errors_in_words():
-            asked = self._request(model, method, others, alpha, psi, lr, steps, scales)
+        with _user_errors():
+            selected = self._request(model, method, others, alpha, psi, lr, steps, scales)
             upload = self._read(self._file(image))
             try:
-                outcomes = self._run(asked, upload, str(request.session_hash), progress)
+                outcomes = self._run(selected, upload, str(request.session_hash), progress)
             except Stopped:
                 return [STOPPED, gr.skip(), gr.skip(), gr.skip()]
             seconds = sum(outcome.seconds for outcome in outcomes)
             done = f"<p>Done in {duration(seconds)}.</p>"
-            return [done, *self._shown(asked, upload, outcomes)]
+            return [done, *self._results(selected, upload, outcomes)]
 
     def example(self) -> Iterator[list[Any]]:
-        """Show a rendered street, as trained first; it is adapted to for the first visitor only."""
-        with _errors_in_words(), self._example_lock:
+        """Show the example, as trained first; it is computed for the first visitor only."""
+        with _user_errors(), self._example_lock:
             if self._example is None:
                 name, network = next(iter(self.networks.loaded.items()))
                 method = network.methods[-1]
                 upload = self._read(Path(self.street(*FIRST_STREET)))
                 trained = Request(model=name, methods={"source": {}})
-                (outcome,) = self._run(trained, upload, EXAMPLE)
-                yield self._shown(trained, upload, [replace(outcome, source_label=None)])
+                (outcome,) = self._run(trained, upload, EXAMPLE_SESSION)
+                yield self._results(trained, upload, [replace(outcome, source_label=None)])
                 request = Request(model=name, methods={method: defaults(method, network.chosen)})
-                self._example = request, upload, self._run(request, upload, EXAMPLE)
-            yield self._shown(*self._example)
+                self._example = request, upload, self._run(request, upload, EXAMPLE_SESSION)
+            yield self._results(*self._example)
 
-    def _welcome(self) -> str:
+    def _instructions(self) -> str:
         limits = self.limits
         return (
             f"<p>Drop an image: {', '.join(FORMATS)}, up to {limits.megabytes:g} MB and "
-            f"{limits.megapixels:g} million pixels. Or take a rendered street.</p>"
+            f"{limits.megapixels:g} million pixels. Or use a rendered street.</p>"
         )
 
     def _request(self, model: object, method: object, others: object, *values: object) -> Request:
@@ -317,17 +317,17 @@ class Page:
         return validated(str(model), network.methods, method, others, settings)
 
     def _file(self, image: object) -> Path:
-        """Return the file of an image; it is one that was uploaded, or made here."""
+        """Return the path of an image in the folder, uploaded or rendered."""
         if image is None:
-            raise ValueError("there is no image yet; drop one, or take a street")
+            raise ValueError("there is no image yet; drop one, or use a rendered street")
         path = image.get("path") if isinstance(image, dict) else None
         file = Path(path).resolve() if isinstance(path, str) and "\0" not in path else None
         if file is None or not file.is_relative_to(self.folder.resolve()) or not file.is_file():
-            raise ValueError("this image is not here, or not any more; drop it again")
+            raise ValueError("this image does not exist any more; upload it again")
         return file
 
     def _new_file(self, name: str) -> Path:
-        """Return where to write a file for a visitor, who alone may read it."""
+        """Return the path of a new file, in a folder that cannot be guessed."""
         folder = self.folder / "made" / secrets.token_hex(16)
         folder.mkdir(parents=True)
         return folder / name
@@ -336,7 +336,7 @@ class Page:
         return create_method(name, self.networks.get(model).model, **dict(settings))
 
     def _estimate(self, upload: Upload, request: Request) -> str:
-        """Return how long an image will take here, and what would be faster."""
+        """Return the estimated time for an image, and settings that would be faster."""
         height, width = size_of(upload.image)
         text = f"{upload.size[1]}x{upload.size[0]} pixels"
         if (height, width) != upload.size:
@@ -353,9 +353,9 @@ class Page:
             if (steps := settings.get("steps", 0)) > 1 and not faster:
                 less = estimate.seconds - steps // 2 * estimate.step_seconds
                 faster = (
-                    f" With {steps - steps // 2} steps about {duration(less)}, with the method "
+                    f" With {steps - steps // 2} steps about {duration(less)}, with the method san "
+                    f"about {duration(2 * estimate.plain_seconds)} (see Advanced)."
                 )
-                faster += f"san about {duration(2 * estimate.plain_seconds)} (see Advanced)."
         faster = faster if seconds > LONG_S else ""
         time = "less than a second" if seconds < 1 else f"about {duration(seconds)}"
         return f"<p>{text}. It will take <b>{time}</b> here.{faster}</p>"
@@ -367,10 +367,10 @@ class Page:
         session: str,
         progress: Callable[..., object] = lambda *_, **__: None,
     ) -> list[Outcome]:
-        count = {name: number for number, name in enumerate(request.methods)}
+        index = {name: i for i, name in enumerate(request.methods)}
 
         def watch(name: str, step: int, steps: int, loss: float | None) -> None:
-            done = (count[name] + step / max(1, steps)) / len(count)
+            done = (index[name] + step / max(1, steps)) / len(index)
             text = f"{name}: step {step} of {steps}, loss {loss:.3g}" if loss is not None else name
             progress(done, desc=text)
 
@@ -381,63 +381,63 @@ class Page:
         finally:
             self.stops.done(session)
 
-    def _shown(self, request: Request, upload: Upload, outcomes: list[Outcome]) -> list[Any]:
+    def _results(self, request: Request, upload: Upload, outcomes: list[Outcome]) -> list[Any]:
         file = self._new_file("masks.zip")
-        file.write_bytes(zipped(request.model, outcomes, upload.size))
-        street = self._recognised(upload)
+        file.write_bytes(masks_zip(request.model, outcomes, upload.size))
+        street = self._rendered_street(upload)
         title = f"{upload.size[1]}x{upload.size[0]} pixels"
         if (size := size_of(upload.image)) != upload.size:
             title += f", segmented at {size[1]}x{size[0]}; masks are downloaded at full size"
-        exact = None
+        ground_truth = None
         if street is not None:
-            look, seed, exact = street
+            look, seed, ground_truth = street
             title = f"Rendered street: {look}, number {seed}; {title}"
         return [
-            scene(upload, outcomes, title, exact),
-            charts.report(outcomes, exact),
+            viewer_data(upload, outcomes, title, ground_truth),
+            charts.report(outcomes, ground_truth),
             gr.DownloadButton(value=str(file), visible=True),
         ]
 
-    def _recognised(self, upload: Upload) -> tuple[str, int, Tensor] | None:
-        """Return look, number and exact labels, where an image is a street rendered here."""
+    def _rendered_street(self, upload: Upload) -> tuple[str, int, Tensor] | None:
+        """Return look, seed and labels if the image is a street rendered by this page."""
         street = self._rendered.get(_digest(upload.image))
         if street is None:
             return None
         return (*street, torch.from_numpy(self._render(*street)[1]))
 
     def _render(self, look: str, seed: int) -> tuple[Any, Any]:
-        """Return a street and its labels, at a size within the limits."""
+        """Render a street and its labels, at a size within the limits."""
         limits = self.limits
         pixels = min(limits.max_pixels, limits.megapixels * 1e6, limits.num_bytes / 4)
         height = min(384, int((pixels / 2) ** 0.5))
         return render(look, seed, height, 2 * height)
 
     def stop(self, request: gr.Request) -> str:
-        """Stop what is run for a user at its next step."""
+        """Stop the user's run at its next step."""
         self.stops.stop(str(request.session_hash))
         return STOPPED
 
-    def leave(self, request: gr.Request) -> None:
-        """Stop what is run for a user who has closed the page."""
+    def disconnect(self, request: gr.Request) -> None:
+        """Stop the run of a user who has closed the page."""
         self.stops.stop(str(request.session_hash))
 
-    def explain(self, model: object, method: object) -> list[Any]:
-        """Say what a method does, and set the controls to its defaults."""
-        with _errors_in_words():
+    def select_method(self, model: object, method: object) -> list[Any]:
+        """Describe a method, and set the controls to its defaults."""
+        with _user_errors():
             network = self.networks.get(model)
             name = check_method(method, network.methods)
             values = defaults(name, network.chosen)
             controls = [
-                gr.update(visible=True, value=_for_page(values[setting]))
+                gr.update(visible=True, value=_component_value(values[setting]))
                 if setting in values
                 else gr.update(visible=False)
                 for setting in SETTINGS
             ]
             return [gr.update(info=summary_of(name)), *controls]
 
-    def offer(self, model: object) -> list[Any]:
-        """Open a network and offer its methods; go back to the first if it cannot be fetched."""
-        with _errors_in_words():
+    def select_network(self, model: object) -> list[Any]:
+        """Open a network and list its methods; fall back to the first if it cannot be opened."""
+        with _user_errors():
             refusal = ""
             try:
                 network = self.networks.get(model)
@@ -445,24 +445,24 @@ class Page:
                 refusal, model = _refusal(error), next(iter(self.networks))
                 network = self.networks.get(model)
             names = [*reversed(network.methods)]
-            method, *controls = self.explain(model, names[0])
-            chosen = {**method, "choices": [(name, name) for name in names], "value": names[0]}
-            about = refusal + _about(str(model), network)
+            method, *controls = self.select_method(model, names[0])
+            methods = {**method, "choices": [(name, name) for name in names], "value": names[0]}
+            about = refusal + _network_info(str(model), network)
             others = gr.CheckboxGroup(names, value=[])
-            return [gr.Radio(value=str(model)), about, others, chosen, *controls]
+            return [gr.Radio(value=str(model)), about, others, methods, *controls]
 
 
 def _digest(image: Tensor) -> bytes:
     return hashlib.sha256(image.numpy().tobytes()).digest()
 
 
-def _about(name: str, network: Network) -> str:
-    trained_on = network.trained_on or "images that nothing is known of"
+def _network_info(name: str, network: Network) -> str:
+    trained_on = network.trained_on or "unknown images"
     return f"<p>Network: <b>{escape(name)}</b>, trained on {escape(trained_on)}.</p>"
 
 
-def _offered(name: str) -> str:
-    """Return how a network is offered: published ones with all one should know beforehand."""
+def _network_choice(name: str) -> str:
+    """Return the label of a network; for published networks with training data and licence."""
     if name not in TRAINED:
         return name
     network = TRAINED[name]
@@ -477,17 +477,17 @@ def _refusal(error: ValueError) -> str:
 
 
 def _dispatch(name: str) -> str:
-    """Return JavaScript that tells the viewer of an event."""
+    """Return JavaScript that sends an event to the viewer."""
     return f"() => {{ document.dispatchEvent(new Event('{name}')) }}"
 
 
-def _for_page(value: Any) -> Any:
+def _component_value(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
 @contextmanager
-def _errors_in_words() -> Iterator[None]:
-    """Show on the page what went wrong, without what is the server's own business."""
+def _user_errors() -> Iterator[None]:
+    """Show errors on the page, without internals of the server."""
     try:
         yield
     except Stopped as error:
@@ -504,5 +504,5 @@ def _errors_in_words() -> Iterator[None]:
     except Exception as error:
         LOG.exception("a request failed")
         raise gr.Error(
-            "something failed on the server; its log says what", print_exception=False
+            "internal error; see the log of the server", print_exception=False
         ) from error

@@ -1,4 +1,4 @@
-"""What a visitor asks for. It comes over the network, so every part of it is checked here."""
+"""Requests of visitors: methods and settings, validated because they come over the network."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from selfadapt.methods import settings_of
 from selfadapt.patterns import nearest
 
 SETTINGS = ("alpha", "psi", "lr", "steps", "scales")
-"""Settings there are controls for."""
+"""Settings with a control on the page."""
 SHARED = ("alpha", "scales")
-"""Those that methods beside the first take too; the others belong to one method."""
+"""Settings that apply to all methods; the others apply to the first method only."""
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 MAX_STEPS, MAX_LR, MAX_METHODS = 50, 1.0, 4
 MAX_SEED = 9999
@@ -21,27 +21,27 @@ RANGES = {"alpha": (0, 1), "psi": (0, 1), "lr": (1e-6, MAX_LR), "steps": (0, MAX
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A network, and the methods to run with it."""
+    """A network and the methods to run with it."""
 
     model: str
     methods: Mapping[str, dict[str, Any]]
-    """Name -> settings, in the order they are run in."""
+    """Settings by method name, in the order of the runs."""
 
 
 def validated(
     model: str, offered: Sequence[str], method: object, others: object, settings: Mapping[str, Any]
 ) -> Request:
-    """Check the methods and settings that are asked for, whatever they may be.
+    """Check the requested methods and settings, which may be of any type.
 
     Args:
         model: Name of a network.
-        offered: Names of the methods that can be run with it.
+        offered: Names of the methods it supports.
         method: Name of the method that takes the settings.
-        others: Names of methods to compare with.
+        others: Names of further methods to compare with.
         settings: A value for each of ``SETTINGS``.
 
     Raises:
-        ValueError: Something is not on offer, or out of its range.
+        ValueError: A method is unknown or a setting is out of range.
     """
     if not isinstance(others, list | tuple):
         raise ValueError(f"methods to compare with must be a list of names, got {others!r}")
@@ -50,25 +50,25 @@ def validated(
         raise ValueError(f"{MAX_METHODS} methods can be run at once, got {len(names)}")
     methods = {}
     for index, name in enumerate(names):
-        taken = SETTINGS if index == 0 else SHARED
-        given = {key: settings[key] for key in taken if key in settings_of(name)}
-        for key, value in given.items():
+        allowed = SETTINGS if index == 0 else SHARED
+        values = {key: settings[key] for key in allowed if key in settings_of(name)}
+        for key, value in values.items():
             if key == "scales":
                 _check_scales(value)
-                given[key] = tuple(sorted(set(value)))
+                values[key] = tuple(sorted(set(value)))
             else:
                 check_number(key, value, *RANGES[key], whole=key == "steps")
-        methods[name] = given
+        methods[name] = values
     return Request(model=model, methods=methods)
 
 
 def check_method(name: object, offered: Sequence[str]) -> str:
-    """Return the name of a method that is on offer, or raise ValueError."""
+    """Return the name of a method if it is offered, else raise ValueError."""
     if not isinstance(name, str) or name not in offered:
         shown = str(name)[:40]
         raise ValueError(
-            f"unknown method {shown!r};{nearest(shown, offered)} there are "
-            f"{', '.join(offered)} for this network"
+            f"unknown method {shown!r};{nearest(shown, offered)} available for this "
+            f"network: {', '.join(offered)}"
         )
     return name
 
@@ -81,15 +81,15 @@ def _check_scales(scales: object) -> None:
 
 
 def defaults(method: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of its settings that a method starts with.
+    """Return the default values of the settings of a method.
 
     Args:
         method: The method's name.
-        chosen: Values chosen for the network; its ``lr`` is self-adaptation's.
+        chosen: Values tuned for the network; ``lr`` applies to self-adaptation only.
     """
     parameters = settings_of(method)
     values = {name: parameters[name].default for name in SETTINGS if name in parameters}
     if "lr" in values and values["lr"] is None:
         values["lr"] = LR["paper"]
-    taken = ("alpha", "lr") if method == "self-adapt" else ("alpha",)
-    return values | {name: chosen[name] for name in taken if name in chosen and name in values}
+    tuned = ("alpha", "lr") if method == "self-adapt" else ("alpha",)
+    return values | {name: chosen[name] for name in tuned if name in chosen and name in values}

@@ -1,4 +1,4 @@
-"""What methods give for an image; one step after the other, and no further once stopped.
+"""Run methods on an image, with progress after each step and a way to stop.
 
 Example:
     >>> import torch
@@ -9,7 +9,7 @@ Example:
     ('tent', (32, 48), 1)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
@@ -25,12 +25,12 @@ from selfadapt.methods import create_method
 from selfadapt.metrics import confusion_matrix, iou
 
 Watch = Callable[[str, int, int, float | None], None]
-"""Called with the method's name, the steps taken, their number, and the loss before the last."""
+"""Called with the method's name, the steps taken, the number of steps and the last loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a method gave for an image, on the CPU."""
+    """Result of a method for an image, on the CPU."""
 
     method: str
     settings: dict[str, Any]
@@ -47,43 +47,43 @@ class Outcome:
 
     @property
     def changed(self) -> float | None:
-        """Share of the pixels whose label is not what it was."""
+        """Share of the pixels whose label differs from the network as trained."""
         if self.source_label is None:
             return None
         return (self.label != self.source_label).float().mean().item()
 
 
 @dataclass
-class Stops:
-    """Sessions that something is run for, and which of them want it stopped."""
+class StopSignals:
+    """Running sessions, each with an event that stops it."""
 
-    running: dict[str, Event] = field(default_factory=dict)
-    ended: bool = False
-    """The server ends: nothing is to be run any more."""
+    events: dict[str, Event] = field(default_factory=dict)
+    shutting_down: bool = False
+    """The server is shutting down: new runs are stopped at once."""
 
     def begin(self, session: str) -> Event:
-        """Return an event that is set once a session wants no further step."""
-        event = self.running[session] = Event()
-        if self.ended:
+        """Register a run; return the event that is set to stop it."""
+        event = self.events[session] = Event()
+        if self.shutting_down:
             event.set()
         return event
 
     def stop(self, session: str) -> bool:
-        """Stop what is run for a session at its next step; return True if there is something."""
-        if (event := self.running.get(session)) is None:
+        """Stop the run of a session at its next step; return True if there is one."""
+        if (event := self.events.get(session)) is None:
             return False
         event.set()
         return True
 
     def stop_all(self) -> None:
-        """Stop everything, and whatever may begin later."""
-        self.ended = True
-        for event in list(self.running.values()):
+        """Stop all runs, including those that begin later."""
+        self.shutting_down = True
+        for event in list(self.events.values()):
             event.set()
 
     def done(self, session: str) -> None:
-        """Forget a session that nothing is run for any more."""
-        self.running.pop(session, None)
+        """Remove a session whose run has ended."""
+        self.events.pop(session, None)
 
 
 def run(
@@ -93,14 +93,14 @@ def run(
     watch: Watch = lambda *_: None,
     stop: Event | None = None,
 ) -> Iterator[Outcome]:
-    """Run the methods one after the other.
+    """Run the requested methods one after the other.
 
     Args:
-        network: The network that is asked for.
+        network: The network.
         request: The methods and their settings.
         image: A raw image ``(3, H, W)``.
         watch: Called before a method begins and after each of its steps.
-        stop: Once it is set, no further step is taken.
+        stop: When set, no further step is taken.
 
     Raises:
         Stopped: ``stop`` was set.
@@ -134,20 +134,30 @@ def run(
         )
 
 
-def mean_iou(label: Tensor, exact: Tensor, names: tuple[str, ...]) -> float | None:
-    """Return the mean IoU with a rendered street's labels, over the classes it shows.
+def mean_iou(label: Tensor, ground_truth: Tensor, names: tuple[str, ...]) -> float | None:
+    """Return the mean IoU with the labels of a rendered street, over the classes it contains.
 
     Args:
         label: Predicted classes ``(H, W)``.
-        exact: Indices in ``STREETS_9`` of the same size.
-        names: Names of the predicted classes. None comes back unless all of the street's are there.
+        ground_truth: Indices in ``STREETS_9`` of the same size.
+        names: Names of the predicted classes.
+
+    Returns:
+        The mean IoU; None unless ``names`` has all classes of ``STREETS_9``.
 
     Example:
-        >>> label, exact = torch.tensor([[1, 0, 0]]), torch.tensor([[0, 6, 0]])
-        >>> mean_iou(label, exact, ("sky", *STREETS_9[:6], *STREETS_9[7:]))
+        >>> label, ground_truth = torch.tensor([[1, 0, 0]]), torch.tensor([[0, 6, 0]])
+        >>> mean_iou(label, ground_truth, ("sky", *STREETS_9[:6], *STREETS_9[7:]))
         0.5
     """
+    target = remap_street_label(ground_truth, names)
+    if target is None:
+        return None
+    return iou(confusion_matrix(target, label, len(names))).nanmean().item()
+
+
+def remap_street_label(label: Tensor, names: Sequence[str]) -> Tensor | None:
+    """Convert indices in ``STREETS_9`` to indices in ``names``; None if a class is missing."""
     if not set(STREETS_9) <= set(names):
         return None
-    index = torch.tensor([names.index(name) for name in STREETS_9])
-    return iou(confusion_matrix(index[exact.long()], label, len(names))).nanmean().item()
+    return torch.tensor([names.index(name) for name in STREETS_9])[label.long()]

@@ -1,4 +1,4 @@
-"""The server: the page behind its gate, on this machine alone unless told otherwise."""
+"""The server: the page behind its request filter, on the loopback address by default."""
 
 import logging
 import os
@@ -17,30 +17,30 @@ from fastapi import FastAPI
 from selfadapt.app.gate import Gate
 from selfadapt.app.networks import Network, Networks
 from selfadapt.app.page import Page
-from selfadapt.app.run import Stops
+from selfadapt.app.run import StopSignals
 from selfadapt.app.uploads import Limits
 from selfadapt.app.viewer import WEB
 from selfadapt.checks import check_number
 
 LOOPBACK = "127.0.0.1"
 FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
-"""Fonts that are there already; nothing is fetched."""
+"""System fonts, so that nothing is downloaded."""
 
 
 @contextmanager
 def application(
-    networks: Mapping[str, Network], limits: Limits, stops: Stops, *, local: bool = True
+    networks: Mapping[str, Network], limits: Limits, stops: StopSignals, *, local: bool = True
 ) -> Iterator[Gate]:
-    """Lend the application; what was uploaded and made is gone on leaving.
+    """Context manager of the application; uploads and results are deleted on exit.
 
     Args:
-        networks: The networks to choose from, by name. Where ``local``, published ones are
+        networks: The networks to choose from, by name. If ``local``, published networks are
             offered as well.
-        limits: How large images may be.
-        stops: Who has asked for an end of what is run for them.
-        local: Answer only to names of this machine.
+        limits: Limits on the size of images.
+        stops: The running sessions.
+        local: Answer only requests to loopback host names.
     """
-    with tempfile.TemporaryDirectory(prefix="selfadapt-") as name, _kept_in(Path(name)):
+    with tempfile.TemporaryDirectory(prefix="selfadapt-") as name, _gradio_environment(Path(name)):
         offered = Networks(networks, fetch=local)
         blocks = Page(offered, limits, Path(name), stops).build()
         app = gr.mount_gradio_app(
@@ -58,7 +58,7 @@ def application(
             theme=_theme(),
             css=(WEB / "page.css").read_text(),
         )
-        # Unless it counts as launched, Gradio takes files from anywhere on the server.
+        # Until it is marked as launched, Gradio serves any file of the machine.
         blocks.has_launched = blocks.is_running = True
         events = {
             number: len(event.inputs)
@@ -81,15 +81,15 @@ def _theme() -> gr.themes.Base:
 
 
 @contextmanager
-def _kept_in(folder: Path) -> Iterator[None]:
-    """Let Gradio put its files into a folder, and tell nobody about us."""
-    wanted = {
+def _gradio_environment(folder: Path) -> Iterator[None]:
+    """Set Gradio's environment: files go to ``folder``, analytics are off."""
+    variables = {
         "GRADIO_TEMP_DIR": str(folder),
         "GRADIO_EXAMPLES_CACHE": str(folder / "examples"),
         "GRADIO_ANALYTICS_ENABLED": "False",
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -107,46 +107,49 @@ def serve(
     port: int = 7860,
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serve the page until it is told to end, by Ctrl-C or SIGTERM.
+    """Serve the page until Ctrl-C or SIGTERM.
 
     Args:
         networks: The networks to choose from, by name.
-        limits: How large images may be.
-        host: Address to listen at.
-        port: Port to listen at; 0: any that is free.
-        ready: Told the page's address once it can be reached.
+        limits: Limits on the size of images.
+        host: Address to listen on.
+        port: Port to listen on; 0: any free port.
+        ready: Called with the URL of the page once it can be reached.
     """
-    stops, local = Stops(), is_local(host)
-    with bound(host, port) as listening, application(networks, limits, stops, local=local) as app:
+    stops, local = StopSignals(), is_local(host)
+    with (
+        bind_socket(host, port) as listener,
+        application(networks, limits, stops, local=local) as app,
+    ):
         config = uvicorn.Config(
             app, log_level="error", server_header=False, timeout_graceful_shutdown=1
         )
         name = f"[{host}]" if ":" in host else host
-        ready(f"http://{name}:{listening.getsockname()[1]}")
-        _Server(config, stops).run(sockets=[listening])
+        ready(f"http://{name}:{listener.getsockname()[1]}")
+        _Server(config, stops).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Ends what is run when it ends, and returns, so that there is time to clean up.
+    """A uvicorn server that stops all runs on exit, so that ``serve`` can clean up.
 
     Args:
-        config: Its settings.
-        stops: Told of the end.
+        config: Settings of the server.
+        stops: The running sessions.
     """
 
-    def __init__(self, config: uvicorn.Config, stops: Stops) -> None:
+    def __init__(self, config: uvicorn.Config, stops: StopSignals) -> None:
         super().__init__(config)
         self._stops = stops
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End soon; told so twice, at once."""
+        """Shut down gracefully; at once on the second signal."""
         self._stops.stop_all()
         self.force_exit, self.should_exit = self.should_exit, True
-        logging.getLogger("uvicorn.error").disabled = True  # pages that are open are no error
+        logging.getLogger("uvicorn.error").disabled = True  # open pages are not an error
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, or say why there is none."""
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket, or raise an OSError that names the reason."""
     check_number("port", port, 0, 65535, whole=True)
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -154,13 +157,13 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]
         raise OSError(
-            f"cannot listen on port {port} at {host} ({reason}); "
-            "choose another with --port, or leave --host out"
+            f"cannot listen on port {port} of {host} ({reason}); "
+            "choose another with --port, or omit --host"
         ) from error
 
 
 def is_local(host: str) -> bool:
-    """Return True if an address reaches this machine alone."""
+    """Return True if a host name or address is a loopback address."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

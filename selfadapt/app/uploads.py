@@ -1,4 +1,4 @@
-"""Images that come from outside: refused by type and size before a pixel is decoded."""
+"""Uploaded images: validated by type and size before any pixel is decoded."""
 
 import io
 import os
@@ -17,21 +17,21 @@ from selfadapt.views import Size, size_of
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 MIN_SIDE = 16
-DAMAGED = "this image cannot be read, it may be cut off or damaged"
+DAMAGED = "this image cannot be read; it may be cut off or damaged"
 PIXELS = {"cpu": 384 * 768, "cuda": 1024 * 2048}
-"""What larger images are scaled down to, by the kind of device; others are as slow as a CPU."""
+"""Default of ``Limits.max_pixels`` by device type; other devices use the value of the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How large an image may be, and how large it is segmented."""
+    """Limits on the size of images."""
 
     megabytes: float = 20
-    """A larger file is refused."""
+    """Larger files are refused."""
     megapixels: float = 32
-    """An image with more pixels is refused."""
+    """Images with more pixels are refused."""
     max_pixels: int = PIXELS["cpu"]
-    """An image with more pixels is scaled down."""
+    """Images with more pixels are scaled down."""
 
     def __post_init__(self) -> None:
         check_number("max_mb", self.megabytes, 0.01, 1024)
@@ -40,27 +40,27 @@ class Limits:
 
     @property
     def num_bytes(self) -> int:
-        """The most bytes a file may have."""
+        """Maximum size of a file in bytes."""
         return int(self.megabytes * 2**20)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """An image as it is segmented, and as it came."""
+    """An uploaded image."""
 
     image: Tensor
-    """Raw ``(3, H, W)``, within the limits."""
+    """The image to segment, raw ``(3, H, W)``, scaled down to ``max_pixels``."""
     size: Size
-    """Rows and columns of the image that came."""
+    """Height and width of the original image."""
     png: bytes | None = None
-    """The whole image as a PNG, where browsers cannot show its own format."""
+    """The original image as a PNG if browsers cannot show its format."""
 
 
 def read_upload(path: str | os.PathLike[str], limits: Limits) -> Upload:
-    """Read an image file that somebody sent; messages do not say where it lies.
+    """Read an uploaded image file; error messages do not contain its path.
 
     Raises:
-        ValueError: It is too large or too small, or no image.
+        ValueError: The file is too large, too small or not an image.
     """
     if (num_bytes := Path(path).stat().st_size) > limits.num_bytes:
         raise ValueError(
@@ -88,7 +88,7 @@ def read_upload(path: str | os.PathLike[str], limits: Limits) -> Upload:
 def _decoded(picture: PILImage.Image) -> Tensor:
     try:
         return load_image(picture)
-    except Exception as error:  # decoders of damaged files fail in any way
+    except Exception as error:  # decoders raise anything on damaged files
         raise ValueError(DAMAGED) from error
 
 
@@ -117,12 +117,12 @@ def _too_many(limits: Limits) -> str:
 
 
 def _scaled_down(image: Tensor, max_pixels: int) -> Tensor:
-    """Bring an image within a number of pixels, so that no map of it is ever larger."""
+    """Scale an image down to a number of pixels, so that no result is ever larger."""
     small = within_budget(image, "paper", max_pixels)
     if min(size_of(small)) < MIN_SIDE:
         (height, width), (rows, columns) = size_of(image), size_of(small)
         raise ValueError(
-            f"this image of {width}x{height} pixels is too narrow: at the size that can be "
-            f"segmented here it would be {columns}x{rows}"
+            f"this image of {width}x{height} pixels is too narrow: scaled down to the "
+            f"limit of this server it would be {columns}x{rows}"
         )
     return small

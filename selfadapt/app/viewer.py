@@ -1,7 +1,7 @@
-"""What the viewer of the page is given: the photo, and masks as numbers that it paints itself.
+"""Data for the viewer of the page: the photo, and masks as class ids that it draws itself.
 
-Numbers, not pictures: so the page can name the class under the pointer, and change the opacity or
-the masks that it compares, without asking the server.
+With class ids instead of pictures, the page can name the class under the pointer and change the
+opacity or the compared masks without a request to the server.
 """
 
 import base64
@@ -15,35 +15,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfadapt.app.run import Outcome
+from selfadapt.app.run import Outcome, remap_street_label
 from selfadapt.app.uploads import Upload
 from selfadapt.images import to_pil
-from selfadapt.labels import STREETS_9, class_colors
+from selfadapt.labels import class_colors
 from selfadapt.views import Size, resize, size_of
 
 WEB = Path(__file__).parent / "web"
 """Style, markup and script of the page."""
 MAX_SIDE = 1600
-"""Columns and rows that are sent at most."""
+"""Maximum height and width of the photo and masks sent to the page."""
 NO_CLASS = 2**16 - 1
-"""In masks, where a pseudo-label leaves a pixel out."""
+"""Class id of pixels that a pseudo-label ignores."""
 
 
-def scene(
-    upload: Upload, outcomes: Sequence[Outcome], title: str, exact: Tensor | None = None
+def viewer_data(
+    upload: Upload, outcomes: Sequence[Outcome], title: str, ground_truth: Tensor | None = None
 ) -> dict[str, Any]:
-    """Return what the viewer shows, as JSON.
+    """Return the JSON content of the viewer.
 
     Args:
         upload: The image.
-        outcomes: What the methods gave for it.
-        title: What it is, in words.
-        exact: Labels of a rendered street ``(H, W)``, as indices in ``STREETS_9``.
+        outcomes: The results of the methods.
+        title: Title of the image.
+        ground_truth: Labels of a rendered street ``(H, W)``, as indices in ``STREETS_9``.
     """
     height, width = size_of(upload.image)
-    shrink = min(1, MAX_SIDE / max(height, width))
-    size = max(1, round(height * shrink)), max(1, round(width * shrink))
-    photo = upload.image if shrink == 1 else resize(upload.image, size)
+    scale = min(1, MAX_SIDE / max(height, width))
+    size = max(1, round(height * scale)), max(1, round(width * scale))
+    photo = upload.image if scale == 1 else resize(upload.image, size)
     file = io.BytesIO()
     to_pil(photo).save(file, "JPEG", quality=90)
     names = outcomes[0].names
@@ -52,12 +52,12 @@ def scene(
     def add(name: str, label: Tensor | None, confidence: Tensor | None = None) -> None:
         if label is None:
             return
-        ids = at_size(label, size)
+        ids = resize_nearest(label, size)
         ids = torch.where((ids < 0) | (ids >= len(names)), NO_CLASS, ids)
-        layer = {"name": name, "ids": _packed(ids.numpy().astype("<u2"))}
+        layer = {"name": name, "ids": _compressed(ids.numpy().astype("<u2"))}
         if confidence is not None:
-            percent = (at_size(confidence, size) * 100).round()
-            layer["confidence"] = _packed(percent.numpy().astype(np.uint8))
+            percent = (resize_nearest(confidence, size) * 100).round()
+            layer["confidence"] = _compressed(percent.numpy().astype(np.uint8))
         layers.append(layer)
 
     add("as trained", outcomes[0].source_label)
@@ -65,9 +65,8 @@ def scene(
         add(outcome.method, outcome.label, outcome.confidence)
     for outcome in outcomes:
         add(f"pseudo-label of {outcome.method}", outcome.pseudo_label)
-    if exact is not None and set(STREETS_9) <= set(names):
-        index = torch.tensor([names.index(name) for name in STREETS_9])
-        add("exact labels", index[exact.long()])
+    if ground_truth is not None:
+        add("exact labels", remap_street_label(ground_truth, names))
     return {
         "title": title,
         "width": size[1],
@@ -80,12 +79,12 @@ def scene(
     }
 
 
-def _packed(values: np.ndarray) -> str:
+def _compressed(values: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode()
 
 
-def at_size(values: Tensor, size: Size) -> Tensor:
-    """Return ``(H, W)`` at another size; no value is mixed with another."""
+def resize_nearest(values: Tensor, size: Size) -> Tensor:
+    """Resize a map ``(H, W)`` by nearest neighbour."""
     rows, columns = (
         ((np.arange(new) + 0.5) * old / new).astype(int)
         for old, new in zip(size_of(values), size, strict=True)

@@ -9,7 +9,7 @@ from selfadapt.bench import parse_size
 from selfadapt.cli.opening import model_arguments, open_models
 from selfadapt.cli.verbs import Verb
 from selfadapt.engine import described
-from selfadapt.export.trace import SIZES, check_exportable, trace
+from selfadapt.export.trace import CHECK_SIZES, check_exportable, trace
 from selfadapt.export.writing import checked_path, write_onnx, write_program
 from selfadapt.methods import check_method
 from selfadapt.norm import Alpha, check_alpha
@@ -50,7 +50,7 @@ def _export(args: Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     for kind, path in files.items():
         difference = WRITERS[kind](traced, path)
-        sizes = f"{len(SIZES)} sizes" if size is None else args.size
+        sizes = f"{len(CHECK_SIZES)} sizes" if size is None else args.size
         print(f"{path} written; probabilities differ by at most {difference:.1e}, at {sizes}")
     return 0
 

@@ -17,8 +17,8 @@ from selfadapt.bench import (
     STEPS,
     Timing,
     as_cells,
+    describe_machine,
     draw_bench,
-    machine,
     run_bench,
     write_bench,
 )
@@ -35,7 +35,7 @@ from selfadapt.cli.verbs import Verb, json_argument, names_files
 from selfadapt.data import DATASETS
 from selfadapt.data.check import Report, run_check
 from selfadapt.demo import demo, demo_images
-from selfadapt.demo.run import OWN, STREETS
+from selfadapt.demo.run import DEFAULT_SETTINGS, STREETS_SETTINGS
 from selfadapt.devices import find_device
 from selfadapt.files import make_folder
 from selfadapt.labels import class_names
@@ -79,7 +79,7 @@ def _demo(args: Namespace) -> int:
         raise ValueError("--looks are of the built-in streets, and --image is for your own images; "
                          "give one of the two")  # fmt: skip
     (model,) = open_models(args)
-    settings = STREETS if args.model == [SHIPPED] else OWN
+    settings = STREETS_SETTINGS if args.model == [SHIPPED] else DEFAULT_SETTINGS
     _, failures = demo_images(
         args.output, args.image, model, model.spec.classes, settings=settings, steps=args.steps,
         overwrite=args.overwrite,
@@ -160,7 +160,7 @@ def _bench(args: Namespace) -> int:
 
     def keep(rows: list[Timing]) -> None:
         if args.output:
-            write_bench(rows, machine(device), args.output)
+            write_bench(rows, describe_machine(device), args.output)
 
     rows = run_bench(
         args.networks, args.sizes, args.steps, device=device, adapt=args.adapt,

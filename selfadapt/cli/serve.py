@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from selfadapt.cli.opening import SHIPPED, model_arguments, open_models
 from selfadapt.cli.verbs import Verb
-from selfadapt.demo.run import STREETS
+from selfadapt.demo.run import STREETS_SETTINGS
 from selfadapt.optional import need
 
 
@@ -53,7 +53,7 @@ def _serve(args: Namespace) -> int:
     )
     networks: dict[str, Any] = {}
     for place, model in zip(args.model, models, strict=True):
-        chosen = STREETS["self-adapt"] if place == SHIPPED else {}
+        chosen = STREETS_SETTINGS["self-adapt"] if place == SHIPPED else {}
         try:
             networks[_name(place, networks)] = Network(model, chosen)
         except TypeError as error:  # it is no segmentation network

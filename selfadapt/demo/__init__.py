@@ -1,4 +1,4 @@
-"""The first five minutes: methods side by side, on built-in streets or images of one's own."""
+"""The demo: compare methods on rendered streets or on your own images."""
 
 from selfadapt.demo.run import demo, demo_images
 

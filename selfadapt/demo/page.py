@@ -1,4 +1,4 @@
-"""The page of the demo: one HTML file that needs nothing else, on any screen, light or dark."""
+"""The page of the demo: a self-contained HTML file for all screen sizes, light or dark."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +12,18 @@ from selfadapt.version import __version__
 
 
 class Scene(NamedTuple):
-    """One image: what is seen of it, and what self-adaptation did to it."""
+    """One image with its predictions, and the effect of self-adaptation."""
 
     title: str
     pictures: Sequence[Picture]
     strip: Sequence[Picture]
     """Image, before, after, and the ground truth or what changed."""
     change: Cell
-    """Gain in mIoU, or share of the pixels that changed."""
+    """Gain in mIoU, or share of changed pixels."""
 
 
 class Section(NamedTuple):
-    """A part of the page: a table, and some scenes."""
+    """A section of the page: a table and its scenes."""
 
     title: str
     table: Table
@@ -31,8 +31,8 @@ class Section(NamedTuple):
     notes: Sequence[str] = ()
 
 
-class Top(NamedTuple):
-    """What stands first: one image, before and after."""
+class Headline(NamedTuple):
+    """The first image of the page, before and after."""
 
     strip: Sequence[Picture]
     change: Cell
@@ -42,7 +42,7 @@ class Top(NamedTuple):
 def page(
     title: str,
     text: str,
-    top: Top,
+    headline: Headline,
     legend: Sequence[tuple[str, tuple[int, int, int]]],
     chart: Chart,
     verdict: str,
@@ -50,23 +50,23 @@ def page(
     footer: str,
     notes: Sequence[str] = (),
 ) -> str:
-    """Return the page.
+    """Render the page.
 
     Args:
-        title: Its heading.
-        text: What it is about.
-        top: The image that is shown first.
+        title: Heading of the page.
+        text: Introduction.
+        headline: The image shown first.
         legend: Classes and their colours.
-        chart: The methods side by side.
-        verdict: When self-adaptation is worth its time, by the numbers of this run.
-        sections: All that follows.
-        footer: What the columns mean.
-        notes: Notes that concern every image.
+        chart: Comparison of the methods.
+        verdict: Whether self-adaptation is worth its time, by the results of this run.
+        sections: The sections below.
+        footer: Meaning of the columns.
+        notes: Notes that apply to every image.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
     )
     return environment.get_template("report.html").render(
-        title=title, text=text, top=top, legend=legend, chart=chart, verdict=verdict,
+        title=title, text=text, headline=headline, legend=legend, chart=chart, verdict=verdict,
         sections=sections, footer=footer, notes=notes, version=__version__,
     )  # fmt: skip

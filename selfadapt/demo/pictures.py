@@ -1,4 +1,4 @@
-"""Pictures of the demo: an image before and after, as data URIs."""
+"""Pictures of the demo as data URIs: an image before and after adaptation."""
 
 import base64
 import io
@@ -17,29 +17,29 @@ from selfadapt.result import Result
 
 RAMP = ((24, 20, 66), (38, 130, 142), (250, 226, 90))
 """Colours of confidence 0, 0.5 and 1."""
-NEW, LOST, OTHER, SAME = (46, 160, 67), (215, 58, 73), (230, 160, 40), (128, 128, 128)
+FIXED, BROKEN, CHANGED, UNCHANGED = (46, 160, 67), (215, 58, 73), (230, 160, 40), (128, 128, 128)
 
 
 class Picture(NamedTuple):
-    """What a picture shows, and the picture as a data URI."""
+    """A caption, and a picture as a data URI."""
 
     text: str
     source: str
 
 
-def compared(
+def comparison_pictures(
     image: Tensor,
     before: Result,
     after: Result,
     classes: Sequence[str],
     label: Tensor | None = None,
 ) -> list[Picture]:
-    """Return image, predictions, confidence and change, with the ground truth where there is one.
+    """Return pictures of image, predictions, confidence, change, and the ground truth if given.
 
     Args:
         image: Raw ``(3, H, W)``.
-        before: What the network as trained predicts.
-        after: What it predicts once it has adapted.
+        before: Result of the network as trained.
+        after: Result after adaptation.
         classes: Names of the classes.
         label: True classes ``(H, W)``.
     """
@@ -59,29 +59,29 @@ def compared(
 
 
 def confidence(values: Tensor) -> PILImage.Image:
-    """Paint numbers in [0, 1] ``(H, W)`` from dark to bright.
+    """Color a confidence map ``(H, W)`` in [0, 1] from dark to bright.
 
     Example:
         >>> confidence(torch.tensor([[0.0, 0.5, 1.0]])).getpixel((1, 0))
         (38, 130, 142)
     """
-    at = values.cpu().double().numpy()
+    levels = values.cpu().double().numpy()
     stops = np.linspace(0, 1, len(RAMP))
-    bands = [np.interp(at, stops, band) for band in zip(*RAMP, strict=True)]
+    bands = [np.interp(levels, stops, band) for band in zip(*RAMP, strict=True)]
     return PILImage.fromarray(np.stack(bands, axis=-1).round().astype(np.uint8))
 
 
 def change(before: Tensor, after: Tensor, label: Tensor | None = None) -> PILImage.Image:
-    """Paint where two labels differ: for better or worse where the truth is known."""
+    """Color where two labels differ; with ground truth, also whether for better or worse."""
     kind = (before != after).long()
     if label is not None:
         kind = torch.where((after == label) & (before != label), 2, kind)
         kind = torch.where((after != label) & (before == label) & (label != IGNORE), 3, kind)
-    return colored(kind, (SAME, OTHER, NEW, LOST))
+    return colored(kind, (UNCHANGED, CHANGED, FIXED, BROKEN))
 
 
 def strip(pictures: Sequence[Picture], *, labelled: bool) -> list[Picture]:
-    """Return of the pictures of ``compared`` image, before, after, and ground truth or change."""
+    """Select image, before, after, and ground truth or change from ``comparison_pictures``."""
     return [*pictures[:3], pictures[3] if labelled else pictures[-1]]
 
 
@@ -94,7 +94,7 @@ def visible_classes(labels: Iterable[Tensor], classes: Sequence[str]) -> set[str
 def legend(
     classes: Sequence[str], shown: Iterable[str] | None = None
 ) -> list[tuple[str, tuple[int, int, int]]]:
-    """Return the classes to explain, each with its colour."""
+    """Return the classes to show in the legend, each with its colour."""
     colors = dict(zip(classes, class_colors(classes), strict=True))
     return [(name, colors[name]) for name in (classes if shown is None else shown)]
 
@@ -107,7 +107,7 @@ def _jpeg(picture: PILImage.Image) -> str:
     return _data_uri(picture, "JPEG", quality=88)
 
 
-def _data_uri(picture: PILImage.Image, form: str, **options: bool | int) -> str:
+def _data_uri(picture: PILImage.Image, image_format: str, **options: bool | int) -> str:
     file = io.BytesIO()
-    picture.save(file, form, **options)
-    return f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+    picture.save(file, image_format, **options)
+    return f"data:image/{image_format.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

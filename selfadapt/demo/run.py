@@ -1,7 +1,7 @@
-"""What ``selfadapt demo`` runs: every main method, on streets with labels or on images without.
+"""``selfadapt demo``: compare the main methods on rendered streets or on images without labels.
 
-Network and streets come with the package. Settings were chosen on the ``dusk`` look, not on those
-that are shown.
+Network and streets are part of the package. Settings were chosen on the look ``dusk``, not on the
+looks shown.
 """
 
 import warnings
@@ -20,8 +20,8 @@ from selfadapt.checks import check_number
 from selfadapt.cost import duration
 from selfadapt.data import open_dataset
 from selfadapt.data.reading import size_of_file
-from selfadapt.demo.page import Scene, Section, Top, page
-from selfadapt.demo.pictures import compared, legend, strip, visible_classes
+from selfadapt.demo.page import Headline, Scene, Section, page
+from selfadapt.demo.pictures import comparison_pictures, legend, strip, visible_classes
 from selfadapt.demo.tables import (
     Cell,
     MethodChange,
@@ -53,11 +53,11 @@ from selfadapt.result import Result
 from selfadapt.streets import TARGETS
 from selfadapt.views import Size, resize, size_of
 
-OWN: dict[str, dict[str, Any]] = {
+DEFAULT_SETTINGS: dict[str, dict[str, Any]] = {
     "source": {}, "p-bn": {}, "san": {}, "tta": {}, "tent": {}, "self-adapt": {},
 }  # fmt: skip
-"""Methods in the order they are shown, with their default settings."""
-STREETS: dict[str, dict[str, Any]] = {
+"""Methods in the order of the tables, with default settings."""
+STREETS_SETTINGS: dict[str, dict[str, Any]] = {
     "source": {},
     "p-bn": {},
     "san": {"alpha": 0.3},
@@ -65,9 +65,9 @@ STREETS: dict[str, dict[str, Any]] = {
     "tent": {"alpha": 0.3},
     "self-adapt": {"alpha": 0.3, "lr": 0.05},
 }
-"""The same with the settings that the network of the package has the best of on dusk."""
-SIDE = 1024
-"""Images of one's own are shrunk to so many pixels in width and height."""
+"""Methods with the settings that are best for the shipped network on the look ``dusk``."""
+MAX_SIDE = 1024
+"""Maximum height and width of your own images; larger ones are scaled down."""
 
 
 def demo(
@@ -79,13 +79,13 @@ def demo(
     device: torch.device | str = "cpu",
     overwrite: bool = False,
 ) -> Path:
-    """Adapt to streets the network does not know, print tables and write a page.
+    """Compare methods on rendered streets, print tables and write a page.
 
     Args:
         folder: Where to write ``report.html``.
         looks: Target looks of the built-in world.
-        scenes: Scenes of each look.
-        steps: Gradient steps of the methods that take any.
+        scenes: Number of scenes of each look.
+        steps: Gradient steps of the methods that take steps.
         device: Where to compute.
         overwrite: Replace a page that is there.
 
@@ -94,18 +94,18 @@ def demo(
     """
     for look in looks:
         if look not in TARGETS:
-            known = ", ".join(TARGETS)
+            choices = ", ".join(TARGETS)
             raise ValueError(
-                f"unknown target look {look!r};{nearest(look, TARGETS)} known: {known}"
+                f"unknown target look {look!r};{nearest(look, TARGETS)} known: {choices}"
             )
     check_number("scenes", scenes, 1, whole=True)
-    report = _planned(folder, overwrite)
+    report = _report_path(folder, overwrite)
     make_folder(folder)
     console, sections = Console(), []
-    methods = _methods(open_model("streets").to(device), STREETS, steps)
+    methods = _methods(open_model("streets").to(device), STREETS_SETTINGS, steps)
     means: dict[str, list[MethodScore]] = {}
     gains: list[tuple[float, str, Scene]] = []
-    with _one_core(), _progress(len(looks) * scenes * len(methods)) as advance:
+    with _single_thread(), _progress(len(looks) * scenes * len(methods)) as advance:
         for look in dict.fromkeys(looks):
             domain = open_dataset("streets", split=look, space="streets-9", limit=scenes)
             scores = {name: Score(len(STREETS_9)) for name in methods}
@@ -121,7 +121,7 @@ def demo(
                     times[name].append(results[name].seconds)
                     advance()
                 before, after = (scores[name].image_iou[-1] for name in ("source", "self-adapt"))
-                pictures = compared(
+                pictures = comparison_pictures(
                     image, results["source"], results["self-adapt"], STREETS_9, label
                 )
                 badge = gain(after - before)
@@ -139,7 +139,7 @@ def demo(
     console.print(verdict)
     ranked = sorted(gains, key=lambda entry: entry[0])
     _, look, scene = ranked[(len(ranked) - 1) // 2]
-    top = Top(
+    headline = Headline(
         scene.strip,
         scene.change._replace(text=f"{scene.change.text} mIoU"),
         f"by self-adaptation on this image ({look}), the median gain of {len(gains)} images",
@@ -147,8 +147,11 @@ def demo(
     chart = score_chart(overall)
     _write(
         report,
-        page(TITLE, TEXT, top, legend(STREETS_9), chart, verdict, sections, SCORES_FOOTER),
-    )
+        page(
+            STREETS_TITLE, STREETS_TEXT, headline, legend(STREETS_9), chart, verdict, sections,
+            SCORES_FOOTER,
+        ),
+    )  # fmt: skip
     console.print(f"the report is in {report}", soft_wrap=True)
     return report
 
@@ -159,28 +162,28 @@ def demo_images(
     model: nn.Module,
     classes: Sequence[str],
     *,
-    settings: Mapping[str, Mapping[str, Any]] = OWN,
+    settings: Mapping[str, Mapping[str, Any]] = DEFAULT_SETTINGS,
     steps: int = 10,
     overwrite: bool = False,
 ) -> tuple[Path, dict[Path, str]]:
-    """Adapt to images without labels, print what changes and write a page.
+    """Compare methods on images without labels, print tables and write a page.
 
     Args:
         folder: Where to write ``report.html``.
-        images: Files, or folders of them. Larger ones are shrunk to 1024 pixels a side.
+        images: Image files or folders. Larger images are scaled down to ``MAX_SIDE``.
         model: A trained segmentation network.
         classes: Names of its classes.
-        settings: Methods with their settings, ``source`` and ``self-adapt`` among them.
-        steps: Gradient steps of the methods that take any.
+        settings: Settings by method; ``source`` and ``self-adapt`` are required.
+        steps: Gradient steps of the methods that take steps.
         overwrite: Replace a page that is there.
 
     Returns:
-        The page, and why images are not on it that could not be read.
+        Path of the page, and the errors of images that failed.
     """
-    paths = [one.path for one in find_inputs(images) if not one.is_video]
+    paths = [item.path for item in find_inputs(images) if not item.is_video]
     if not paths:
         raise ValueError("the demo takes images, got videos only; selfadapt predict takes them")
-    report = _planned(folder, overwrite)
+    report = _report_path(folder, overwrite)
     console, sections = Console(), []
     methods = _methods(model, settings, steps)
     names: list[str] = []
@@ -191,7 +194,7 @@ def demo_images(
     with _progress(len(paths) * len(methods)) as advance:
         for path in paths:
             try:
-                image = _shrunk(load_image(path))
+                image = _downscaled(load_image(path))
             except (ValueError, OSError) as error:
                 failures[path] = str(error)
                 continue
@@ -202,7 +205,7 @@ def demo_images(
                     advance()
             except (torch.OutOfMemoryError, MemoryError, OSError):
                 raise
-            except Exception as error:  # the network's
+            except Exception as error:  # raised by the network
                 failures[path] = f"{path}: the network failed: {described(error)}"
                 continue
             make_folder(folder)
@@ -212,45 +215,45 @@ def demo_images(
             changes.append(rows)
             table = change_table(path.name, rows)
             console.print(table.to_rich())
-            seen = results["self-adapt"]
-            pictures = compared(image, source, seen, classes)
-            adapted = MethodChange.of("self-adapt", seen, source)
+            adapted_result = results["self-adapt"]
+            pictures = comparison_pictures(image, source, adapted_result, classes)
+            adapted = MethodChange.of("self-adapt", adapted_result, source)
             badge = Cell(f"{adapted.changed:.1%} of the pixels")
             scene = Scene("", pictures, strip(pictures, labelled=False), badge)
-            notes = (*picture_notes(path), *seen.notes)
+            notes = (*picture_notes(path), *adapted_result.notes)
             if UNLIKE in notes:
                 notes += (OTHER_NETWORKS,)
             sections.append(Section(path.name, table, [scene], notes))
             for note in notes:
                 console.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
-            names += visible_classes((source.label, seen.label), classes)
+            names += visible_classes((source.label, adapted_result.label), classes)
     if not sections:
         raise ValueError("; ".join(failures.values()))
     shown = [name for name in classes if name in set(names)]
-    everywhere = [note for note in sections[0].notes if all(note in s.notes for s in sections)]
+    common_notes = [note for note in sections[0].notes if all(note in s.notes for s in sections)]
     sections = [
-        section._replace(notes=[note for note in section.notes if note not in everywhere])
+        section._replace(notes=[note for note in section.notes if note not in common_notes])
         for section in sections
     ]
-    text = " ".join([OWN_TEXT, *(f"{line.capitalize()}." for line in trained_on([model]))])
+    text = " ".join([IMAGES_TEXT, *(f"{line.capitalize()}." for line in trained_on([model]))])
     mean = mean_changes(changes)
     scene = sections[0].scenes[0]
-    top = Top(
-        scene.strip, scene.change, f"have another class after adaptation: {sections[0].title}"
+    headline = Headline(
+        scene.strip, scene.change, f"change their class by adaptation: {sections[0].title}"
     )
     _write(
         report,
         page(
-            OWN_TITLE, text, top, legend(classes, shown), change_chart(mean),
-            change_verdict(mean), sections, CHANGES_FOOTER, everywhere,
+            IMAGES_TITLE, text, headline, legend(classes, shown), change_chart(mean),
+            change_verdict(mean), sections, CHANGES_FOOTER, common_notes,
         ),
     )  # fmt: skip
     console.print(f"the report is in {report}", soft_wrap=True)
     return report, failures
 
 
-def _planned(folder: Path, overwrite: bool) -> Path:
-    """Return where the page will be, refusing to lose one that is there."""
+def _report_path(folder: Path, overwrite: bool) -> Path:
+    """Return the path of the page; raise an error if it cannot be written there."""
     report = folder / "report.html"
     if report.exists() and not overwrite:
         raise FileExistsError(f"{report} would be replaced; choose another folder or --overwrite")
@@ -262,39 +265,39 @@ def _planned(folder: Path, overwrite: bool) -> Path:
 def _methods(
     model: nn.Module, settings: Mapping[str, Mapping[str, Any]], steps: int
 ) -> dict[str, Any]:
-    """Return the methods by name, with so many steps where they take any."""
-    tuned = {name: {"steps": steps} for name in ("tent", "self-adapt")}
+    """Create the methods, with ``steps`` for those that take steps."""
+    stepwise = {name: {"steps": steps} for name in ("tent", "self-adapt")}
     methods: dict[str, Any] = {}
     for name, given in settings.items():
         try:
-            every = {**given, **tuned.get(name, {})}
-            methods[name] = create_method(name, model, compare=False, **every)
+            values = {**given, **stepwise.get(name, {})}
+            methods[name] = create_method(name, model, compare=False, **values)
         except ValueError as error:
-            if name in ("source", "self-adapt"):  # without them there is nothing to see
+            if name in ("source", "self-adapt"):  # the page needs both
                 raise
             warnings.warn(f"without {name}: {error}", stacklevel=2)
     return methods
 
 
-def _shrunk(image: Tensor) -> Tensor:
-    size = _shrunk_size(size_of(image))
+def _downscaled(image: Tensor) -> Tensor:
+    size = _downscaled_size(size_of(image))
     return image if size == size_of(image) else resize(image, size)
 
 
-def _shrunk_size(size: Size) -> Size:
-    scale = SIDE / max(size)
+def _downscaled_size(size: Size) -> Size:
+    scale = MAX_SIDE / max(size)
     return size if scale >= 1 else (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
 
 
 def _opening_lines(
     model: nn.Module, methods: Mapping[str, Any], paths: Sequence[Path]
 ) -> list[str]:
-    """Return what the network was trained on, and what all methods will take for all images."""
+    """Return the training data of the network, and an estimate of the total time on a CPU."""
     sizes: Counter[Size] = Counter()
     for path in paths:
-        with suppress(ValueError, OSError):  # it is said where it is read
+        with suppress(ValueError, OSError):  # reported when the image is read
             width, height = size_of_file(path)
-            sizes[_shrunk_size((height, width))] += 1
+            sizes[_downscaled_size((height, width))] += 1
     if not sizes:
         return []
     times = [total_seconds(method, sizes) for method in methods.values()]
@@ -303,14 +306,14 @@ def _opening_lines(
         return trained_on([model])
     text = f"{len(methods)} methods on {sizes.total()} images take about {duration(total)}"
     steps = max(getattr(method, "steps", 0) for method in methods.values())
-    quicker = f"; fewer steps take less, such as --steps {FEW_STEPS}" if steps > FEW_STEPS else ""
-    text += " on this CPU" + (quicker if total > LONG * sizes.total() else "")
+    hint = f"; fewer steps take less, such as --steps {FEW_STEPS}" if steps > FEW_STEPS else ""
+    text += " on this CPU" + (hint if total > LONG * sizes.total() else "")
     return [*trained_on([model]), text]
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Any]:
-    """Show how far it is; lends a function that counts one more."""
+    """Show a progress bar; yield a function that advances it by one."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("adapting", total=total)
@@ -318,8 +321,8 @@ def _progress(total: int) -> Iterator[Any]:
 
 
 @contextmanager
-def _one_core() -> Iterator[None]:
-    """Compute on one core: threads that wait for each other stall where others work as well."""
+def _single_thread() -> Iterator[None]:
+    """Use one thread: several threads stall on a machine with other load."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -329,18 +332,19 @@ def _one_core() -> Iterator[None]:
 
 
 def _write(report: Path, content: str) -> None:
-    with written_whole(report) as aside:
-        aside.write_text(content, encoding="utf-8")
+    with written_whole(report) as temporary:
+        temporary.write_text(content, encoding="utf-8")
 
 
-TITLE = "A network trained by day, on streets it was not trained for"
-TEXT = """A small network was trained on rendered streets by day. Settings were chosen on another
-look, dusk, not on those below. Each image is segmented on its own, from the same trained weights.
-The streets are drawn for this package: the gains are an illustration, not a benchmark."""
+STREETS_TITLE = "A network trained on daylight images, applied to other conditions"
+STREETS_TEXT = """A small network was trained on rendered streets by day. Settings were chosen on
+another look, dusk, not on those below. Each image is segmented independently, from the same
+trained weights. The streets are drawn for this package: the gains are an illustration, not a
+benchmark."""
 SCORES_FOOTER = """mIoU: overlap of prediction and ground truth, mean over the classes; ECE:
 difference of confidence and accuracy, lower is better; time: one image on this machine."""
-OWN_TITLE = "Before and after self-adaptation"
-OWN_TEXT = """These images have no ground truth, so no number here says which prediction is right:
-look at the pictures."""
+IMAGES_TITLE = "Before and after self-adaptation"
+IMAGES_TEXT = """These images have no ground truth, so no number here says which prediction is
+right: compare the pictures."""
 CHANGES_FOOTER = """Changed: pixels whose class differs from that of the network as trained;
-confidence: mean probability of the class that is given; time: one image on this machine."""
+confidence: mean probability of the predicted class; time: one image on this machine."""

@@ -18,7 +18,7 @@ STYLES = {"": "", "best": "bold cyan", "good": "green", "bad": "red"}
 
 
 class Cell(NamedTuple):
-    """A text, and how it is to look."""
+    """A text and its style."""
 
     text: str
     tone: Tone = ""
@@ -26,14 +26,14 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A title, a line of headings, and lines of cells."""
+    """A table with a title, column headings and rows of cells."""
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
 
     def to_rich(self) -> RichTable:
-        """Return the table as the terminal shows it."""
+        """Return the table for the terminal."""
         table = RichTable(title=Text(self.title, "bold"), box=SIMPLE_HEAD, title_justify="left")
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="right" if number else "left")
@@ -43,7 +43,7 @@ class Table:
 
 
 class Bar(NamedTuple):
-    """A method in a chart."""
+    """A bar for one method."""
 
     method: str
     explanation: str
@@ -56,12 +56,12 @@ class Bar(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A bar for each method."""
+    """A bar chart of the methods."""
 
     title: str
     bars: Sequence[Bar]
     mark: float | None = None
-    """Where a line across all bars stands."""
+    """Position of a line across all bars, as a share of the width."""
     note: str = ""
 
 
@@ -75,22 +75,22 @@ class MethodScore(NamedTuple):
 
     @classmethod
     def of(cls, method: str, score: Score, seconds: Sequence[float]) -> "MethodScore":
-        """Return what images with labels give; the time is the median."""
+        """Compute the scores; the time is the median."""
         return cls(method, score.mean_iou, score.ece, 1000 * median(seconds))
 
 
 class MethodChange(NamedTuple):
-    """What a method does to an image without label."""
+    """Change, confidence and time of a method on an image without labels."""
 
     method: str
     changed: float
-    """Share of pixels that have another class than the source network gives them."""
+    """Share of pixels whose class differs from the network as trained."""
     confidence: float
     ms: float
 
     @classmethod
     def of(cls, method: str, result: Result, source: Result) -> "MethodChange":
-        """Return how a result differs from that of the network as trained."""
+        """Compare a result with that of the network as trained."""
         changed = (result.label != source.label).double().mean()
         return cls(method, float(changed), float(result.confidence.mean()), 1000 * result.seconds)
 
@@ -111,7 +111,7 @@ def score_table(title: str, rows: Sequence[MethodScore]) -> Table:
             Cell(f"{row.miou:.1%}", "best" if row.miou == best else ""),
             Cell("") if row is source else gain(row.miou - source.miou),
             Cell(f"{row.ece:.1%}", "best" if row.ece == lowest else ""),
-            Cell(duration(row.ms)),
+            Cell(format_ms(row.ms)),
         )
         for row in rows
     ]
@@ -120,32 +120,30 @@ def score_table(title: str, rows: Sequence[MethodScore]) -> Table:
 
 def mean_scores(looks: Mapping[str, Sequence[MethodScore]]) -> list[MethodScore]:
     """Return the mean of each method over the looks."""
-    return [
-        MethodScore(
-            group[0].method, *(fmean(column) for column in list(zip(*group, strict=True))[1:])
-        )
-        for group in zip(*looks.values(), strict=True)
-    ]
+    groups = zip(*looks.values(), strict=True)
+    return [MethodScore(group[0].method, *_column_means(group)) for group in groups]
 
 
 def mean_changes(images: Sequence[Sequence[MethodChange]]) -> list[MethodChange]:
     """Return the mean of each method over the images."""
-    return [
-        MethodChange(
-            group[0].method, *(fmean(column) for column in list(zip(*group, strict=True))[1:])
-        )
-        for group in zip(*images, strict=True)
-    ]
+    groups = zip(*images, strict=True)
+    return [MethodChange(group[0].method, *_column_means(group)) for group in groups]
+
+
+def _column_means(rows: Sequence[MethodScore] | Sequence[MethodChange]) -> list[float]:
+    """Return the means of all columns but the first, the method."""
+    _, *columns = zip(*rows, strict=True)
+    return [fmean(column) for column in columns]
 
 
 def score_chart(rows: Sequence[MethodScore]) -> Chart:
-    """Return the bars of the methods by accuracy, with a mark where the source network ends."""
+    """Return a chart of accuracy, with a mark at the network as trained."""
     source, best = rows[0], max(row.miou for row in rows)
     bars = [
         Bar(
             row.method, summary_of(row.method), row.miou, f"{row.miou:.1%}",
             Cell("") if row is source else gain(row.miou - source.miou),
-            f"ECE {row.ece:.1%}, {duration(row.ms)}", row.miou == best,
+            f"ECE {row.ece:.1%}, {format_ms(row.ms)}", row.miou == best,
         )
         for row in rows
     ]  # fmt: skip
@@ -157,30 +155,30 @@ def score_chart(rows: Sequence[MethodScore]) -> Chart:
 
 
 def change_chart(rows: Sequence[MethodChange]) -> Chart:
-    """Return the bars of the methods by the share of pixels they change."""
+    """Return a chart of the share of changed pixels."""
     bars = [
         Bar(
             row.method, summary_of(row.method), row.changed, f"{row.changed:.1%} changed",
-            Cell(""), duration(row.ms), row.method == "self-adapt",
+            Cell(""), format_ms(row.ms), row.method == "self-adapt",
         )
         for row in rows[1:]
     ]  # fmt: skip
     note = (
         "Share of the pixels whose class differs from that of the network as trained, and time of "
-        f"one image on this machine; the network as trained takes {duration(rows[0].ms)}. More is "
+        f"one image on this machine; the network as trained takes {format_ms(rows[0].ms)}. More is "
         "not better: there is no ground truth."
     )
     return Chart("The methods", bars, None, note)
 
 
 def change_table(title: str, rows: Sequence[MethodChange]) -> Table:
-    """Return the table of an image without label."""
+    """Return the table of an image without labels."""
     lines = [
         (
             Cell(row.method),
             Cell(f"{row.changed:.1%}" if number else ""),
             Cell(f"{row.confidence:.1%}"),
-            Cell(duration(row.ms)),
+            Cell(format_ms(row.ms)),
         )
         for number, row in enumerate(rows)
     ]
@@ -188,7 +186,7 @@ def change_table(title: str, rows: Sequence[MethodChange]) -> Table:
 
 
 def score_verdict(rows: Sequence[MethodScore]) -> str:
-    """Return when self-adaptation is worth its time, by accuracy.
+    """Return whether self-adaptation is worth its time, by accuracy.
 
     Example:
         >>> rows = [MethodScore("source", 0.5, 0.1, 9), MethodScore("san", 0.6, 0.2, 18),
@@ -201,7 +199,7 @@ def score_verdict(rows: Sequence[MethodScore]) -> str:
     gained, by_san = adapted.miou - source.miou, san.miou - source.miou
     cost = (
         f"self-adaptation takes {adapted.ms / source.ms:.0f} times as long as the network as "
-        f"trained ({duration(adapted.ms)} instead of {duration(source.ms)}) and changes mIoU by "
+        f"trained ({format_ms(adapted.ms)} instead of {format_ms(source.ms)}) and changes mIoU by "
         f"{points(gained)}; SaN takes {san.ms / source.ms:.1f} times as long and changes it by "
         f"{points(by_san)}"
     )
@@ -209,8 +207,8 @@ def score_verdict(rows: Sequence[MethodScore]) -> str:
         choice = "SaN is enough" if by_san > 0 else "the network as trained is the best choice"
         return f"Not here: {cost}. On these images {choice}."
     text = (
-        f"It depends: {cost}. Take self-adaptation where a better mask is worth "
-        f"{duration(adapted.ms - san.ms)} more for each image"
+        f"It depends: {cost}. Use self-adaptation where a better mask is worth "
+        f"{format_ms(adapted.ms - san.ms)} more for each image"
     )
     if by_san > 0:
         text += (
@@ -227,13 +225,13 @@ def score_verdict(rows: Sequence[MethodScore]) -> str:
 
 
 def change_verdict(rows: Sequence[MethodChange]) -> str:
-    """Return what self-adaptation costs and changes, where nothing tells what is right."""
+    """Return what self-adaptation costs and changes, for images without labels."""
     by_name = {row.method: row for row in rows}
     source, adapted = by_name["source"], by_name["self-adapt"]
     text = (
         f"Self-adaptation took {adapted.ms / source.ms:.0f} times as long as the network as "
-        f"trained ({duration(adapted.ms)} instead of {duration(source.ms)}) and changed the class "
-        f"of {adapted.changed:.1%} of the pixels"
+        f"trained ({format_ms(adapted.ms)} instead of {format_ms(source.ms)}) and changed the "
+        f"class of {adapted.changed:.1%} of the pixels"
     )
     if san := by_name.get("san"):
         text += f"; SaN took {san.ms / source.ms:.1f} times as long and changed {san.changed:.1%}"
@@ -246,14 +244,14 @@ def change_verdict(rows: Sequence[MethodChange]) -> str:
 
 
 def gain(value: float) -> Cell:
-    """Return a difference in points of mIoU, with the sign."""
+    """Return a difference of mIoU in points, with its sign."""
     shown = round(100 * value, 1) + 0.0  # no -0.0
     tone: Tone = "good" if shown > 0 else "bad" if shown < 0 else ""
     return Cell(f"{shown:+.1f}", tone)
 
 
 def points(value: float) -> str:
-    """Return a difference of fractions in points.
+    """Return a difference of fractions in points, as text.
 
     Example:
         >>> points(0.184)
@@ -262,11 +260,11 @@ def points(value: float) -> str:
     return f"{100 * value:+.1f} points"
 
 
-def duration(ms: float) -> str:
-    """Return a time as one reads it.
+def format_ms(ms: float) -> str:
+    """Return a time in milliseconds as text.
 
     Example:
-        >>> duration(213.4), duration(4467), duration(152846)
+        >>> format_ms(213.4), format_ms(4467), format_ms(152846)
         ('213 ms', '4.5 s', '153 s')
     """
     if ms < 1000:

@@ -1,12 +1,12 @@
-"""SaN as a file that other programs run: ONNX, or a program of ``torch.export``.
+"""Export of a network with SaN: as ONNX, or as a program of ``torch.export``.
 
-SaN is forward arithmetic alone, so one pass of a network with it is a graph like any other:
+SaN only changes the forward pass, so a network with SaN is exported like any other:
 
     image (1, C, H, W) in [0, 1]  ->  probs (1, classes, H, W), label (1, H, W)
 
-Normalisation of the input, size rules and the way back to the image's own size are inside, and H
-and W are free unless a size is given. Every file is run on several images before it gets its name,
-and is only kept if it gives what the method gives here.
+Normalisation of the input, padding or resizing, and resizing back to the size of the image are part
+of the graph. H and W are dynamic unless a size is given. Every file is run on several images before
+it is moved to its path, and is only kept if its output agrees with the method.
 """
 
 from selfadapt.export.writing import export_onnx, export_program

@@ -1,4 +1,4 @@
-"""A network as operations alone, from raw images to labels, with nothing decided by their size."""
+"""A network as an exportable module, from raw images to labels."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -11,14 +11,14 @@ from selfadapt.models.interface import LOWEST, Interface
 
 
 class Forward(nn.Module):
-    """A network from raw images to class probabilities and labels, in operations alone.
+    """A network from raw images to class probabilities and labels.
 
-    Unlike in ``Interface.logits`` nothing is decided by the size of the image, so that what is
-    recorded at one size holds for all.
+    Unlike ``Interface.logits``, no Python branch depends on the size of the image, so a graph
+    traced at one size is valid for all.
 
     Args:
         model: The network, with SaN.
-        interface: How to talk to it, everything found out.
+        interface: Its interface, fully detected.
     """
 
     mean: Tensor
@@ -40,7 +40,7 @@ class Forward(nn.Module):
         return probs, probs.argmax(dim=1)
 
     def _logits(self, x: Tensor) -> Tensor:
-        """Return class scores at the size of ``x``, or larger where the network needs padding."""
+        """Return logits at the size of ``x``, or larger if the network needs padding."""
         size = x.shape[-2:]
         if self.interface.size is not None:
             x = F.interpolate(x, self.interface.size, mode="bilinear", antialias=True)
@@ -53,21 +53,21 @@ class Forward(nn.Module):
         return F.interpolate(logits, size, mode="bilinear", align_corners=False)
 
     def _padded(self, length: int) -> int:
-        """Return the next length the network takes."""
+        """Round a length up to the next one that the network takes."""
         divisor = self.interface.divisor or 1
-        times = (length + divisor - 1) // divisor  # ONNX rounds negative numbers up
-        least = ceil((self.interface.minimum or 1) / divisor)
-        return divisor * (times if least == 1 else torch.sym_max(times, least))
+        quotient = (length + divisor - 1) // divisor  # ONNX rounds negative numbers up
+        minimum = ceil((self.interface.minimum or 1) / divisor)
+        return divisor * (quotient if minimum == 1 else torch.sym_max(quotient, minimum))
 
 
 def adaptive_pool(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Pool ``(1, C, H, W)`` to a size by products, which unlike ONNX's pooling fit any H and W."""
+    """Average ``(1, C, H, W)`` to a size by matrix products; ONNX pooling needs a static size."""
     rows, columns = (_bins(*lengths) for lengths in zip(x.shape[-2:], size, strict=True))
     return rows @ x @ columns.T
 
 
 def _bins(length: int, num: int) -> Tensor:
-    """Return what each of ``length`` pixels adds to the mean of each of ``num`` bins."""
+    """Return the weights ``(num, length)`` of the pixels in the mean of each bin."""
     pixel, first = torch.arange(length), torch.arange(num)[:, None] * length
     inside = (pixel >= first // num) & (pixel < (first + length + num - 1) // num)
     weights = inside.float()

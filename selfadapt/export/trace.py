@@ -1,4 +1,4 @@
-"""Record a method of one forward pass as a graph."""
+"""Trace a method of one forward pass as a graph."""
 
 import logging
 import operator
@@ -26,21 +26,21 @@ from selfadapt.norm import Alpha, convert
 from selfadapt.version import __version__
 from selfadapt.views import Size, size_of
 
-FORWARD = ("source", "p-bn", "san")
-"""Methods that are one forward pass."""
-OTHERS = {
-    "tta": "segments many views of an image, at sizes of their own",
+EXPORTABLE = ("source", "p-bn", "san")
+"""Methods of one forward pass."""
+NOT_EXPORTABLE = {
+    "tta": "segments many views of an image, at different sizes",
     "intent": "segments an image several times and weighs the results",
     "mc-dropout": "draws random numbers",
     "ensemble": "runs several networks",
 }
-"""What the other methods do instead, unless it is gradient steps."""
-SIZES: tuple[Size, ...] = ((97, 203), (160, 128), (224, 289), (130, 75))
-"""Heights and widths the files are checked at; the graph is recorded at the first."""
+"""Why other methods cannot be exported; methods not listed take gradient steps."""
+CHECK_SIZES: tuple[Size, ...] = ((97, 203), (160, 128), (224, 289), (130, 75))
+"""Heights and widths to check a file at; the graph is traced at the first."""
 
 
-class Settings(TypedDict, total=False):
-    """What is exported, see ``trace``."""
+class ExportSettings(TypedDict, total=False):
+    """Keyword arguments of ``trace``."""
 
     method: str
     alpha: Alpha | None
@@ -50,29 +50,29 @@ class Settings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Trace:
-    """A method as a graph, and what it has to give."""
+    """A traced method with its expected outputs."""
 
     program: torch.export.ExportedProgram
     images: list[Tensor]
     """Images ``(1, C, H, W)`` to check a file with."""
     probs: list[Tensor]
-    """What the method gives for them here, ``(1, classes, H, W)``."""
-    about: dict[str, Any]
-    """What is written into a file beside the graph."""
+    """Probabilities of the method for these images, ``(1, classes, H, W)``."""
+    metadata: dict[str, Any]
+    """Metadata to store in a file."""
     notes: tuple[str, ...]
-    """What a user should know."""
+    """Notes of the method for the user."""
     size: Size | None
-    """The only height and width the graph takes; None: any."""
+    """The only height and width the graph accepts; None: any."""
 
 
 def check_exportable(method: str) -> None:
-    """Raise ValueError unless the method is one forward pass."""
-    settings_of(method)  # is there such a method?
-    if method not in FORWARD:
-        instead = OTHERS.get(method, "takes gradient steps for each image")
+    """Raise ValueError unless the method is a single forward pass."""
+    settings_of(method)  # raises ValueError for an unknown method
+    if method not in EXPORTABLE:
+        reason = NOT_EXPORTABLE.get(method, "takes gradient steps for each image")
         raise ValueError(
-            f"the method {method!r} {instead}, which one pass of a graph cannot do; "
-            f"methods to export: {', '.join(FORWARD)}"
+            f"the method {method!r} {reason}, so it cannot be exported as one "
+            f"forward pass; methods to export: {', '.join(EXPORTABLE)}"
         )
 
 
@@ -84,59 +84,64 @@ def trace(
     size: Size | None = None,
     interface: Interface | None = None,
 ) -> Trace:
-    """Record a method of one forward pass as a graph.
+    """Trace a method of one forward pass as a graph.
 
-    A copy of the network is recorded, on the CPU and in float32.
+    A copy of the network is traced, on the CPU and in float32.
 
     Args:
-        model: Any segmentation network. It is never written to.
+        model: Any segmentation network. It is not modified.
         method: ``san``, ``source`` or ``p-bn``.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern. None: the
-            method's own.
-        size: The only height and width the graph is to take. None: any.
-        interface: What the network takes and gives, where that is not detected.
+            default of the method.
+        size: The only height and width the graph accepts. None: any.
+        interface: Interface of the network, if it is not detected.
     """
     check_exportable(method)
     if size is not None:
         _check_size(size)
-    sizes = SIZES if size is None else (size,) * 2
+    sizes = CHECK_SIZES if size is None else (size,) * 2
     settings: dict[str, Any] = {} if alpha is None else {"alpha": alpha}
-    most = max(height * width for height, width in sizes)
-    segment: Any = create_method(
-        method, model, interface=interface, compare=False, fast=False, max_pixels=most, **settings
+    max_pixels = max(height * width for height, width in sizes)
+    segmenter: Any = create_method(
+        method,
+        model,
+        interface=interface,
+        compare=False,
+        fast=False,
+        max_pixels=max_pixels,
+        **settings,
     )
-    num = segment.interface.channels or 3
-    images = [_noise(num, size, seed) for seed, size in enumerate(sizes)]
-    probs = [segment(image[0]).probs[None].float().cpu() for image in images]
-    program = _record(segment, images[0], dynamic=size is None)
-    run = program.module()  # which refuses sizes it was not recorded for
+    channels = segmenter.interface.channels or 3
+    images = [_noise(channels, size, seed) for seed, size in enumerate(sizes)]
+    probs = [segmenter(image[0]).probs[None].float().cpu() for image in images]
+    program = _record(segmenter, images[0], dynamic=size is None)
+    run = program.module()  # raises an error for sizes it was not traced for
     for image in images:
-        with explained(size, at=image):
+        with exporter_errors(size, image=image):
             run(image)
-    return Trace(program, images, probs, _about(segment, method), segment.notes, size)
+    return Trace(program, images, probs, _metadata(segmenter, method), segmenter.notes, size)
 
 
-def _record(segment: Method, image: Tensor, *, dynamic: bool) -> torch.export.ExportedProgram:
-    with explained(None):
-        network = private_copy(segment.model).cpu().float()
-    convert(network, segment.san)
-    forward = Forward(network, segment.interface).eval().requires_grad_(False)
-    free = torch.export.Dim.DYNAMIC
-    shapes = ({2: free, 3: free},) if dynamic else None
+def _record(segmenter: Method, image: Tensor, *, dynamic: bool) -> torch.export.ExportedProgram:
+    with exporter_errors(None):
+        network = private_copy(segmenter.model).cpu().float()
+    convert(network, segmenter.san)
+    forward = Forward(network, segmenter.interface).eval().requires_grad_(False)
+    dynamic_dim = torch.export.Dim.DYNAMIC
+    shapes = ({2: dynamic_dim, 3: dynamic_dim},) if dynamic else None
     size = None if dynamic else size_of(image)
-    with torch.no_grad(), _free_sizes(), explained(size):
+    with torch.no_grad(), _size_oblivious(), exporter_errors(size):
         return torch.export.export(forward, (image,), dynamic_shapes=shapes, strict=False)
 
 
 @contextmanager
-def _free_sizes() -> Iterator[None]:
-    """Keep PyTorch's shape rules from deciding by the size of the image at hand.
+def _size_oblivious() -> Iterator[None]:
+    """Keep PyTorch's shape rules from specialising the graph to the size of the traced image.
 
-    Its rule for pooling asks whether a division leaves a rest only to correct a sign, which sizes
-    do not have.
+    The rule for pooling tests the remainder of a division, only to handle negative sizes.
     """
-    oblivious = fx_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with oblivious, patch.object(torch._meta_registrations, "div_rtn", operator.floordiv):
+    patched_config = fx_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with patched_config, patch.object(torch._meta_registrations, "div_rtn", operator.floordiv):
         yield
 
 
@@ -147,16 +152,16 @@ def _noise(channels: int, size: Size, seed: int) -> Tensor:
     return F.interpolate(coarse, size, mode="bilinear")
 
 
-def _about(segment: Method, method: str) -> dict[str, Any]:
-    alpha: Any = segment.alpha
+def _metadata(segmenter: Method, method: str) -> dict[str, Any]:
+    alpha: Any = segmenter.alpha
     by_layer = isinstance(alpha, Mapping)
     alpha = {name: float(value) for name, value in alpha.items()} if by_layer else float(alpha)
-    spec = getattr(segment.model, "spec", None)
+    spec = getattr(segmenter.model, "spec", None)
     return {
         "selfadapt_version": __version__,
         "method": method,
         "alpha": alpha,
-        "network": getattr(spec, "name", type(segment.model).__name__),
+        "network": getattr(spec, "name", type(segmenter.model).__name__),
         "classes": list(getattr(spec, "classes", ())),
     }
 
@@ -169,14 +174,14 @@ def _check_size(size: Size) -> None:
 
 
 @contextmanager
-def explained(size: Size | None, at: Tensor | None = None) -> Iterator[None]:
-    """Quieten the exporters; whatever goes wrong in there is said in one line.
+def exporter_errors(size: Size | None, image: Tensor | None = None) -> Iterator[None]:
+    """Silence the exporters and turn their errors into a ValueError of one line.
 
     Args:
-        size: The only size there is to be a graph for; None: any.
-        at: The image that is tried.
+        size: The only size of the graph; None: any.
+        image: The image that the graph is run on.
     """
-    was = logging.root.manager.disable
+    previous = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
@@ -186,27 +191,29 @@ def explained(size: Size | None, at: Tensor | None = None) -> Iterator[None]:
         raise
     except Exception as error:
         sizes = "any size" if size is None else size_text(size)
-        tried = "" if at is None or size is not None else f", it fails at {size_text(size_of(at))}"
+        failed_at = ""
+        if image is not None and size is None:
+            failed_at = f", it fails at {size_text(size_of(image))}"
         raise ValueError(
-            f"this network cannot be exported for images of {sizes}{tried}: {_cause(error)}"
-            + advice(size)
+            f"this network cannot be exported for images of {sizes}{failed_at}: {_cause(error)}"
+            + size_hint(size)
         ) from error
     finally:
-        logging.disable(was)
+        logging.disable(previous)
 
 
 def _cause(error: BaseException) -> str:
-    """Return in one line what went wrong first."""
+    """Return the root cause in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {shorten(str(error), 240, placeholder=' ...')}"
 
 
 def size_text(size: Size) -> str:
-    """Return a size as it is written elsewhere, width first."""
+    """Return a size as text, width first."""
     return f"{size[1]}x{size[0]}"
 
 
-def advice(size: Size | None) -> str:
-    """Return what may help where a graph for any size fails."""
-    return "; give the one size it is for, such as --size 1024x512" if size is None else ""
+def size_hint(size: Size | None) -> str:
+    """Return a suggestion for graphs of any size."""
+    return "; try a fixed size, such as --size 1024x512" if size is None else ""

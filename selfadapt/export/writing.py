@@ -1,4 +1,4 @@
-"""Traces as files that are checked before they are there."""
+"""Write traces as files, checked before they are moved to their path."""
 
 import io
 import json
@@ -10,60 +10,75 @@ import torch
 from torch import Tensor, nn
 
 from selfadapt.export.forward import adaptive_pool
-from selfadapt.export.trace import Settings, Trace, advice, explained, size_text, trace
+from selfadapt.export.trace import (
+    ExportSettings,
+    Trace,
+    exporter_errors,
+    size_hint,
+    size_text,
+    trace,
+)
 from selfadapt.files import check_output, written_whole
 from selfadapt.optional import need
 from selfadapt.views import size_of
 
 TOLERANCE = 1e-4
-"""How far probabilities in a file may be from those here."""
+"""Maximum difference of probabilities between a file and the method."""
 OPSET = 18
-ADAPTIVE = torch.ops.aten.adaptive_avg_pool2d.default
-MOST_BYTES = 2**31 - 2**24
-"""Weights of an ONNX file take less than this: it holds 2 GB, the graph included."""
+ADAPTIVE_POOL = torch.ops.aten.adaptive_avg_pool2d.default
+MAX_WEIGHT_BYTES = 2**31 - 2**24
+"""Limit on the weights of an ONNX file: it holds 2 GB, including the graph."""
 LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 Run = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Runs a file: an image in, probabilities and labels out."""
 
 
 def export_onnx(
-    model: nn.Module, path: str | Path, *, overwrite: bool = False, **settings: Unpack[Settings]
+    model: nn.Module,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    **settings: Unpack[ExportSettings],
 ) -> float:
-    """Write a network with SaN as an ONNX file, check it with onnxruntime.
+    """Export a network with SaN as an ONNX file and check it with onnxruntime.
 
     Args:
-        model: Any segmentation network. It is never written to.
-        path: The file, its name ends in ``.onnx``.
-        overwrite: Replace the file if it is there.
+        model: Any segmentation network. It is not modified.
+        path: The file; its name must end in ``.onnx``.
+        overwrite: Replace an existing file.
         **settings: See ``trace``.
 
     Returns:
-        The largest difference between probabilities of the file and of the method here.
+        The largest difference between probabilities of the file and of the method.
     """
     path = checked_path(path, ".onnx", overwrite)
     return write_onnx(trace(model, **settings), path)
 
 
 def export_program(
-    model: nn.Module, path: str | Path, *, overwrite: bool = False, **settings: Unpack[Settings]
+    model: nn.Module,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    **settings: Unpack[ExportSettings],
 ) -> float:
-    """Write a network with SaN as a program of ``torch.export``, check it.
+    """Export a network with SaN as a program of ``torch.export`` and check it.
 
     Args:
-        model: Any segmentation network. It is never written to.
-        path: The file, its name ends in ``.pt2``.
-        overwrite: Replace the file if it is there.
+        model: Any segmentation network. It is not modified.
+        path: The file; its name must end in ``.pt2``.
+        overwrite: Replace an existing file.
         **settings: See ``trace``.
 
     Returns:
-        The largest difference between probabilities of the file and of the method here.
+        The largest difference between probabilities of the file and of the method.
     """
     path = checked_path(path, ".pt2", overwrite)
     return write_program(trace(model, **settings), path)
 
 
 def checked_path(path: str | Path, suffix: str, overwrite: bool) -> Path:
-    """Return the path of a file to write, or say why it cannot be written; needs its library."""
+    """Return the path of a file; raise an error if it or its library is unsuitable."""
     path = Path(path)
     if path.suffix != suffix:
         raise ValueError(f"the name of the file must end in {suffix}, got {path}")
@@ -75,46 +90,46 @@ def checked_path(path: str | Path, suffix: str, overwrite: bool) -> Path:
 
 
 def write_onnx(traced: Trace, path: Path) -> float:
-    """Write a trace as an ONNX file; return its largest difference to the method here."""
+    """Write a trace as an ONNX file; return its largest difference from the method."""
     num_bytes = sum(value.nbytes for value in traced.program.state_dict.values())
-    if num_bytes >= MOST_BYTES:
+    if num_bytes >= MAX_WEIGHT_BYTES:
         raise ValueError(
             f"an ONNX file holds less than 2 GB, but the weights are {num_bytes / 1e9:.1f} GB; "
             "write a .pt2 file"
         )
-    with explained(traced.size):
-        program = traced.program.run_decompositions({ADAPTIVE: adaptive_pool})
+    with exporter_errors(traced.size):
+        program = traced.program.run_decompositions({ADAPTIVE_POOL: adaptive_pool})
         graph: Any = torch.onnx.export(
             program, (traced.images[0],), dynamo=True, opset_version=OPSET, verbose=False,
             input_names=["image"], output_names=["probs", "label"],
         )  # fmt: skip
-    for key, value in traced.about.items():
+    for key, value in traced.metadata.items():
         graph.model.metadata_props[key] = value if isinstance(value, str) else json.dumps(value)
     _name_sizes(graph.model.graph, traced)
-    with written_whole(path) as aside:
-        with explained(traced.size):
-            graph.save(aside, external_data=False)
-            run = _run_onnx(aside)
+    with written_whole(path) as temporary:
+        with exporter_errors(traced.size):
+            graph.save(temporary, external_data=False)
+            run = _run_onnx(temporary)
         return _check(traced, path, run)
 
 
 def write_program(traced: Trace, path: Path) -> float:
-    """Write a trace as a program; return its largest difference to the method here."""
-    file = io.BytesIO()  # torch breaks off where a disk is full
-    with explained(traced.size):
+    """Write a trace as a program; return its largest difference from the method."""
+    file = io.BytesIO()  # torch aborts the process if the disk is full
+    with exporter_errors(traced.size):
         torch.export.save(
-            traced.program, file, extra_files={"selfadapt.json": json.dumps(traced.about)}
+            traced.program, file, extra_files={"selfadapt.json": json.dumps(traced.metadata)}
         )
         file.seek(0)
         run: Any = torch.export.load(file).module()
     difference = _check(traced, path, run)
-    with written_whole(path) as aside:
-        aside.write_bytes(file.getbuffer())
+    with written_whole(path) as temporary:
+        temporary.write_bytes(file.getbuffer())
     return difference
 
 
 def _name_sizes(graph: Any, traced: Trace) -> None:
-    """Call free sizes of what goes in and out by names that mean something."""
+    """Give the dynamic dimensions of inputs and outputs readable names."""
     size = traced.size or ("height", "width")
     image, (probs, label) = graph.inputs[0], graph.outputs
     shape = type(image.shape)
@@ -137,10 +152,10 @@ def _run_onnx(path: Path) -> Run:
 
 
 def _check(traced: Trace, path: Path, run: Run) -> float:
-    """Return the largest difference of what a file gives; raise ValueError where it is wrong."""
+    """Return the largest difference of a file from the method; raise ValueError if too large."""
     worst = 0.0
     for image, expected in zip(traced.images, traced.probs, strict=True):
-        with explained(traced.size, at=image), torch.no_grad():
+        with exporter_errors(traced.size, image=image), torch.no_grad():
             probs, label = run(image)
             at_label = probs.gather(1, label[:, None])[:, 0]
             difference = float((probs - expected).abs().max())
@@ -148,7 +163,7 @@ def _check(traced: Trace, path: Path, run: Run) -> float:
             raise ValueError(
                 f"for an image of {size_text(size_of(image))} the graph's probabilities differ by "
                 f"{difference:.2g} from the network's, more than {TOLERANCE:g}; {path} is not "
-                f"written{advice(traced.size)}"
+                f"written{size_hint(traced.size)}"
             )
         worst = max(worst, difference)
     return worst

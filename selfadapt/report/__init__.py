@@ -1,4 +1,4 @@
-"""Reports: tables, figures and a page from the rows of an evaluation."""
+"""Report of an evaluation: tables, figures and an HTML page."""
 
 from selfadapt.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""Figures of a report. All of them are of numbers that stand in a table beside them."""
+"""Figures of a report. Their numbers are also in a table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,29 +16,30 @@ Points = Sequence[tuple[float, float]]
 def curves(
     lines: Mapping[str, Points], x: str, y: str, *, marked: Mapping[str, float] | None = None
 ) -> Any:
-    """Draw a line for each name; ``marked`` are places on the x axis, such as what was chosen."""
+    """Draw a line for each name, and a vertical line for each entry of ``marked``."""
     figure, axes = _figure(6, 3.8)
     for number, (name, points) in enumerate(lines.items()):
-        axes.plot(*zip(*points, strict=True), marker=".", color=_color(number), label=_said(name))
-    for name, place in (marked or {}).items():
-        axes.axvline(place, color="#999999", linestyle=":", linewidth=1, label=_said(name))
+        axes.plot(*zip(*points, strict=True), marker=".", color=_color(number), label=_label(name))
+    for name, value in (marked or {}).items():
+        axes.axvline(value, color="#999999", linestyle=":", linewidth=1, label=_label(name))
     axes.set(xlabel=x, ylabel=y)
     axes.legend(fontsize=8)
     return figure
 
 
 def scatter(groups: Mapping[str, Sequence[tuple[float, float, str]]], x: str, y: str) -> Any:
-    """Draw the points of each group, named beside the figure; several are joined and named."""
+    """Draw the points of each group; groups of several points are connected and annotated."""
     figure, axes = _figure(7.6, 4.2)
     for number, (name, points) in enumerate(groups.items()):
-        places = [(a, b) for a, b, _ in points]
+        coordinates = [(a, b) for a, b, _ in points]
         axes.plot(
-            *zip(*places, strict=True), linestyle="-" if len(points) > 1 else "", label=_said(name),
+            *zip(*coordinates, strict=True), label=_label(name),
+            linestyle="-" if len(points) > 1 else "",
             marker=MARKERS[number // len(COLORS) % len(MARKERS)], color=_color(number),
         )  # fmt: skip
         for a, b, text in points if len(points) > 1 else ():
             axes.annotate(
-                _said(text), (a, b), xytext=(4, -10), textcoords="offset points", fontsize=7
+                _label(text), (a, b), xytext=(4, -10), textcoords="offset points", fontsize=7
             )
     axes.set(xlabel=x, ylabel=y, xscale="log")
     ticks = need("matplotlib.ticker", "report")
@@ -50,34 +51,34 @@ def scatter(groups: Mapping[str, Sequence[tuple[float, float, str]]], x: str, y:
 
 
 def reliability_diagrams(bins: Mapping[str, Tensor]) -> Any:
-    """Draw accuracy over confidence for each method, and the share of pixels as bars."""
-    figure, places = _panels(len(bins), 4, 2.6, 2.7)
-    for place, (name, (pixels, accuracy, confidence)) in zip(places, bins.items(), strict=True):
+    """Draw accuracy over confidence for each method, with the share of pixels as bars."""
+    figure, panels = _panels(len(bins), 4, 2.6, 2.7)
+    for axes, (name, (pixels, accuracy, confidence)) in zip(panels, bins.items(), strict=True):
         width = 1 / len(pixels)
         left = torch.arange(len(pixels)) * width
-        place.bar(left, pixels / pixels.sum(), width, align="edge", color="#dddddd")
-        place.plot([0, 1], [0, 1], color="#999999", linestyle=":")
-        place.plot(confidence, accuracy, marker="o", markersize=3, color=COLORS[0])
-        place.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
-        place.set_title(_said(name), fontsize=9)
+        axes.bar(left, pixels / pixels.sum(), width, align="edge", color="#dddddd")
+        axes.plot([0, 1], [0, 1], color="#999999", linestyle=":")
+        axes.plot(confidence, accuracy, marker="o", markersize=3, color=COLORS[0])
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+        axes.set_title(_label(name), fontsize=9)
     return figure
 
 
 def histograms(changes: Mapping[str, Sequence[float]]) -> Any:
-    """Draw how the IoU of images changes, for each method."""
-    figure, places = _panels(len(changes), 3, 3.4, 2.5)
-    everything = [100 * value for values in changes.values() for value in values]
-    edges = torch.linspace(min([*everything, -1]), max([*everything, 1]), 25).tolist()
+    """Draw a histogram of the change of IoU by image for each method."""
+    figure, panels = _panels(len(changes), 3, 3.4, 2.5)
+    all_values = [100 * value for values in changes.values() for value in values]
+    edges = torch.linspace(min([*all_values, -1]), max([*all_values, 1]), 25).tolist()
     for number, (name, values) in enumerate(changes.items()):
-        places[number].hist([100 * value for value in values], edges, color=_color(number))
-        places[number].axvline(0, color="black", linewidth=0.8)
-        places[number].set_title(_said(name), fontsize=9)
-        places[number].set(xlabel="change of IoU (points)", ylabel="images")
+        panels[number].hist([100 * value for value in values], edges, color=_color(number))
+        panels[number].axvline(0, color="black", linewidth=0.8)
+        panels[number].set_title(_label(name), fontsize=9)
+        panels[number].set(xlabel="change of IoU (points)", ylabel="images")
     return figure
 
 
-def _said(text: str) -> str:
-    """Return a text as it is to be read: no formula, and not hidden from a legend."""
+def _label(text: str) -> str:
+    """Escape ``$``, which starts a formula, and a leading ``_``, which hides a legend entry."""
     return (f" {text}" if text.startswith("_") else text).replace("$", r"\$")
 
 
@@ -87,16 +88,16 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _panels(number: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    """Return a figure with so many places, in rows of at most so many columns."""
+    """Return a figure with a number of panels, in rows of at most ``columns``."""
     columns = min(columns, number)
     rows = -(-number // columns)
     figure = need("matplotlib.figure", "report").Figure(
         (width * columns, height * rows), layout="constrained"
     )
-    places = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for place in places[number:]:
-        place.set_axis_off()
-    return figure, places[:number]
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels[number:]:
+        axes.set_axis_off()
+    return figure, panels[:number]
 
 
 def _color(number: int) -> str:

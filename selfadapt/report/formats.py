@@ -1,4 +1,4 @@
-"""Tables as text: Markdown, LaTeX, CSV and HTML."""
+"""Tables in Markdown, LaTeX, CSV and HTML."""
 
 import csv
 import html
@@ -12,25 +12,25 @@ Cell = str | float | None
 
 @dataclass(frozen=True)
 class Grid:
-    """A table to show: a name for each row, then numbers."""
+    """A table: the first column names the row, the others are numbers."""
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
     best: Literal["high", "low"] | None = None
-    """Which number of a column is set in bold."""
+    """Which value of each column is set in bold."""
     digits: int = 2
 
     def texts(self) -> list[list[tuple[str, bool]]]:
-        """Return each cell as text, and whether it is the best of its column."""
+        """Return the text of each cell, and whether it is the best of its column."""
         pick = {"high": max, "low": min}.get(self.best or "")
-        tops = []
+        best_values = []
         for column in zip(*self.rows, strict=True):
             numbers = [value for value in column if isinstance(value, float) and value == value]
-            tops.append(pick(numbers) if pick and len(numbers) > 1 else None)
+            best_values.append(pick(numbers) if pick and len(numbers) > 1 else None)
         return [
             [
-                (self._text(value), top is not None and value == top)
-                for value, top in zip(row, tops, strict=True)
+                (self._text(value), best is not None and value == best)
+                for value, best in zip(row, best_values, strict=True)
             ]
             for row in self.rows
         ]
@@ -43,27 +43,29 @@ class Grid:
 
 def to_markdown(grid: Grid) -> str:
     """Return a Markdown table."""
-    lines = [_bars([*map(_for_markdown, grid.columns)]), _bars(["---"] * len(grid.columns))]
+    header = [_escape_markdown(column) for column in grid.columns]
+    lines = [_markdown_row(header), _markdown_row(["---"] * len(header))]
     for row in grid.texts():
-        cells = ((_for_markdown(text), best) for text, best in row)
-        lines.append(_bars([f"**{text}**" if best else text for text, best in cells]))
+        cells = ((_escape_markdown(text), best) for text, best in row)
+        lines.append(_markdown_row([f"**{text}**" if best else text for text, best in cells]))
     return "\n".join(lines) + "\n"
 
 
 def to_latex(grid: Grid) -> str:
     """Return a LaTeX tabular, for the package booktabs."""
-    ends = " \\\\"
+    end = " \\\\"
     lines = [f"\\begin{{tabular}}{{l{'r' * (len(grid.columns) - 1)}}}", "\\toprule"]
-    lines += [" & ".join(map(_for_latex, grid.columns)) + ends, "\\midrule"]
+    lines += [" & ".join(map(_escape_latex, grid.columns)) + end, "\\midrule"]
     for row in grid.texts():
-        cells = ((_for_latex(text), best) for text, best in row)
-        line = " & ".join(f"\\textbf{{{t}}}" if best else t for t, best in cells) + ends
-        lines.append(f"{{}}{line}" if line[0] in "[*" else line)  # not what ends the row before
+        cells = ((_escape_latex(text), best) for text, best in row)
+        line = " & ".join(f"\\textbf{{{t}}}" if best else t for t, best in cells) + end
+        # after \\, LaTeX would read a leading [ or * as an argument
+        lines.append(f"{{}}{line}" if line[0] in "[*" else line)
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
 
 def to_csv(grid: Grid) -> str:
-    """Return CSV with all digits."""
+    """Return CSV with full precision."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(grid.columns)
@@ -85,16 +87,16 @@ def to_html(grid: Grid) -> str:
     return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
 
 
-def _bars(cells: Sequence[str]) -> str:
+def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _for_markdown(text: str) -> str:
-    words = {"<": "&lt;", "\n": " ", **{sign: f"\\{sign}" for sign in "\\|*`"}}
-    return "".join(words.get(sign, sign) for sign in text)
+def _escape_markdown(text: str) -> str:
+    escapes = {"<": "&lt;", "\n": " ", **{char: f"\\{char}" for char in "\\|*`"}}
+    return "".join(escapes.get(char, char) for char in text)
 
 
-def _for_latex(text: str) -> str:
-    words = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
-    words |= {"\n": " ", **{sign: f"\\{sign}" for sign in "&%$#_{}"}}
-    return "".join(words.get(sign, sign) for sign in text)
+def _escape_latex(text: str) -> str:
+    escapes = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    escapes |= {"\n": " ", **{char: f"\\{char}" for char in "&%$#_{}"}}
+    return "".join(escapes.get(char, char) for char in text)

@@ -1,4 +1,4 @@
-"""Published numbers, as the paper prints them, with who measured what: ``published.csv``."""
+"""Published numbers as printed in the paper, with their source: ``published.csv``."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -9,15 +9,15 @@ from typing import NamedTuple
 from selfadapt.protocol.recipe import DomainConfig
 from selfadapt.protocol.trials import Trial
 
-OWN = "Bahmani et al., TMLR 2023"
-TABLES = ("2a", "7a", "3", "2b", "7b", "8", "5a", "5b", "6", "12", "13", "4")
-"""Tables with the paper's own settings, in the order in which they are looked at."""
+PAPER = "Bahmani et al., TMLR 2023"
+MAIN_TABLES = ("2a", "7a", "3", "2b", "7b", "8", "5a", "5b", "6", "12", "13", "4")
+"""Tables with the paper's default settings, in order of precedence."""
 SPACES = {"gta": "cityscapes-19", "synthia": "synthia-16"}
-"""The classes that networks of each source domain are scored with."""
+"""The class space that networks of each source domain are scored in."""
 
 
 class Number(NamedTuple):
-    """A number in one of the paper's tables."""
+    """A value in one of the paper's tables; the columns of ``published.csv``."""
 
     table: str
     source: str
@@ -39,11 +39,11 @@ def published() -> tuple[Number, ...]:
     return tuple(Number._make([*texts, float(value)]) for *texts, value in rows)
 
 
-def names_of(trial: Trial, norm: str = "bn", dropout: float = 0.0) -> tuple[str, ...]:
-    """Return what the paper calls a trial, nothing where it has none like it.
+def published_names(trial: Trial, norm: str = "bn", dropout: float = 0.0) -> tuple[str, ...]:
+    """Return the names of a trial in the paper; empty if the paper has no such method.
 
     Example:
-        >>> names_of(Trial("san", ("net",), {"alpha": 0.1}))
+        >>> published_names(Trial("san", ("net",), {"alpha": 0.1}))
         ('SaN',)
     """
     alpha = trial.settings.get("alpha", 0)
@@ -67,50 +67,50 @@ def names_of(trial: Trial, norm: str = "bn", dropout: float = 0.0) -> tuple[str,
 def find_number(
     source: str | None, network: str, names: Sequence[str], domain: str, metric: str = "mIoU"
 ) -> Number | None:
-    """Return the number of the paper's own network and method, where there is one.
+    """Return the paper's number for a network and a method, or None.
 
     Example:
         >>> find_number("gta", "deeplabv1_resnet50", ["SaN"], "cityscapes").value
         37.54
     """
-    found = [
+    candidates = [
         number
         for number in published()
         if (number.source, number.network) == (source, network)
         and (number.domain, number.metric) == (domain, metric)
         and number.method in names
-        and number.table in TABLES
-        and (number.table != "4" or number.cite == OWN)
+        and number.table in MAIN_TABLES
+        and (number.table != "4" or number.cite == PAPER)
     ]
-    return min(found, key=lambda number: TABLES.index(number.table), default=None)
+    return min(candidates, key=lambda number: MAIN_TABLES.index(number.table), default=None)
 
 
-def find_swept(source: str | None, network: str, setting: str, value: float) -> float | None:
-    """Return the mIoU on Cityscapes that Table 9 has for a value of psi or of the learning rate.
+def find_sweep_value(source: str | None, network: str, setting: str, value: float) -> float | None:
+    """Return the mIoU on Cityscapes in Table 9 for a value of psi or of the learning rate.
 
     Example:
-        >>> find_swept("gta", "deeplabv1_resnet50", "psi", 0.1)
+        >>> find_sweep_value("gta", "deeplabv1_resnet50", "psi", 0.1)
         44.0
     """
     for number in published():
-        known = dict(part.split("=") for part in number.setting.split("; ") if "=" in part)
+        settings = dict(part.split("=") for part in number.setting.split("; ") if "=" in part)
         if (
             (number.table, number.source, number.network) == ("9", source, network)
-            and (known.get("sweep"), number.metric) == (setting, "mIoU")
-            and float(known.get(setting, "nan")) == value
+            and (settings.get("sweep"), number.metric) == (setting, "mIoU")
+            and float(settings.get(setting, "nan")) == value
         ):
             return number.value
     return None
 
 
 def is_published(domain: DomainConfig, source: str | None, classes: object) -> bool:
-    """Say whether a domain is scored as in the paper: all of it, as it is, in the same classes."""
+    """Return True if a domain is scored as in the paper: all images, unscaled, same classes."""
     whole = domain.limit is None and domain.names is None and domain.scale == 1
     return whole and domain.split == "val" and SPACES.get(str(source)) == classes
 
 
-def compared(source: str | None) -> Iterator[Number]:
-    """Yield what the paper holds itself against: methods for domain generalisation (Table 4)."""
+def compared_methods(source: str | None) -> Iterator[Number]:
+    """Yield the mIoU of the methods for domain generalisation in Table 4."""
     for number in published():
         if number.table == "4" and number.source == source and number.metric == "mIoU":
             yield number

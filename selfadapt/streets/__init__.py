@@ -1,14 +1,14 @@
-"""The built-in world: drawn street scenes with exact labels, in a source look and several others.
+"""Rendered street scenes with exact labels, in a source look and several other looks.
 
 The same seed shows the same street in every look and at every size; only its appearance differs.
-An image is made in four steps:
+An image is rendered in four steps:
 
-1. ``scene`` lays the street out in metres, of the things built in ``houses``, ``cars``, ``plants``
-   and ``figures``; it knows no colours.
-2. ``painter`` gives every pixel the number of the face it shows, and with it the label.
-3. ``shading`` lights the surfaces (``surfaces``, ``facades``) as a look of ``looks`` says, with
-   ``effects`` such as wet ground.
-4. ``film`` takes the picture: blur, colours, noise.
+1. ``scene`` places the objects of ``houses``, ``cars``, ``plants`` and ``figures`` in metres,
+   independent of the look.
+2. ``painter`` computes the visible face of every pixel, and with it the label.
+3. ``shading`` computes the light of the surfaces (``surfaces``, ``facades``) in a look of
+   ``looks``, with ``effects`` such as a wet road.
+4. ``camera`` simulates the camera: blur, colours, noise.
 
 Example:
     >>> image, label = render("night", seed=3, height=64, width=128)
@@ -20,7 +20,7 @@ import numpy as np
 
 from selfadapt.labels import STREETS_9
 from selfadapt.patterns import nearest
-from selfadapt.streets.film import develop
+from selfadapt.streets.camera import take_picture
 from selfadapt.streets.looks import LOOKS, Look
 from selfadapt.streets.painter import paint
 from selfadapt.streets.scene import lay_out
@@ -37,11 +37,11 @@ TARGETS = tuple(name for name in LOOKS if name not in (SOURCE, VALIDATION))
 def render(
     look: str, seed: int, height: int = 384, width: int = 768
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Render one street.
+    """Render a street.
 
     Args:
         look: One of ``LOOKS``.
-        seed: Which street, 0 or more. Looks share the labels of a seed.
+        seed: Seed of the street, 0 or more. All looks have the same labels for a seed.
         height: Rows of the image, at least 16.
         width: Columns of the image, at least 16.
 
@@ -55,5 +55,5 @@ def render(
     street = lay_out(seed)
     canvas = paint(street, height, width)
     rng = np.random.default_rng([seed, *look.encode()])
-    image = develop(shade(street, canvas, LOOKS[look], rng), LOOKS[look], rng)
+    image = take_picture(shade(street, canvas, LOOKS[look], rng), LOOKS[look], rng)
     return image, canvas.label

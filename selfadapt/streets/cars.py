@@ -1,4 +1,4 @@
-"""Cars: a side view drawn out to the car's width, with windows, wheels and lights."""
+"""Cars: an extruded side view with windows, wheels and lights."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from selfadapt.streets.things import PAINTS, Flat, Point, Thing, ring
+from selfadapt.streets.objects import PAINTS, Flat, Point, SceneObject, ring
 
 
 @dataclass(frozen=True)
@@ -20,28 +20,30 @@ class Body:
     outline: Flat
     """From the lower rear corner over the roof to the lower front corner."""
     panes: tuple[int, ...]
-    """Which edges of the outline hold the rear window and the windscreen."""
+    """Indices of the edges of the outline with the rear window and the windscreen."""
     windows: tuple[Flat, ...]
     """Windows on the side."""
     rear_doors: bool = False
-    """Whether it has windows in the doors at the rear, as vans have."""
+    """Whether there are rear doors with windows, as on vans."""
 
     def at(self, along: float, up: float, side: float) -> Point:
-        """Return a point; ``side`` is -1 on the left and 1 on the right; roofs are narrower."""
+        """Return a point; ``side`` is -1 (left) to 1 (right). The body narrows towards the roof."""
         half = self.width / 2 * (1 - 0.3 * max(0.0, up - 0.6))
         return side * half, up * self.height, along * self.length
 
-    def across(self, low: np.ndarray, high: np.ndarray, inner: float = 1.0) -> list[Point]:
-        """Return the face between two corners of the outline."""
+    def cross_face(self, low: np.ndarray, high: np.ndarray, inner: float = 1.0) -> list[Point]:
+        """Return the face across the car between two corners of the outline."""
         corners = (low, inner), (low, -inner), (high, -inner), (high, inner)
         return [self.at(along, up, side) for (along, up), side in corners]
 
-    def beside(self, corners: Iterable[tuple[float, float]], side: int, out: float) -> list[Point]:
-        """Return a figure on one side, a little outwards."""
+    def side_face(
+        self, corners: Iterable[tuple[float, float]], side: int, out: float
+    ) -> list[Point]:
+        """Return a polygon on one side, shifted outwards by ``out``."""
         points = [self.at(along, up, side) for along, up in list(corners)[::side]]
         return [(x + side * out, y, z) for x, y, z in points]
 
-    def behind(self, left: float, right: float, low: float, high: float, end: int) -> list[Point]:
+    def end_face(self, left: float, right: float, low: float, high: float, end: int) -> list[Point]:
         """Return a rectangle on the rear (``end`` 0) or the front (1)."""
         z = self.length * end + (0.02 if end else -0.02)
         turn = self.width / 2 * (1 if end else -1)
@@ -87,57 +89,57 @@ BODIES = (
 
 def car(
     x: float, z: float, shape: int, tint: float, oncoming: bool = False, parked: bool = False
-) -> Thing:
-    """Stand a car on the road; ``z`` is its end that is nearer to the camera."""
-    points, faces = _built(shape, parked)
+) -> SceneObject:
+    """Build a car; ``z`` is the position of its end nearer to the camera."""
+    points, faces = _mesh(shape, parked)
     if oncoming:
         points = points * (-1, 1, -1) + np.array((0, 0, BODIES[shape].length))
     body = PAINTS.index("body")
     painted = [(*face[:3], tint, *face[4:]) if face[2] == body else face for face in faces]
-    return Thing(z, points=[points + np.array((x, 0, z))], faces=painted)
+    return SceneObject(z, points=[points + np.array((x, 0, z))], faces=painted)
 
 
 @cache
-def _built(shape: int, parked: bool) -> tuple[np.ndarray, list[tuple]]:
-    """Return the points and faces of a car with its rear at the origin, lights off if parked."""
-    thing, body = Thing(0), BODIES[shape]
-    _shell(thing, body)
+def _mesh(shape: int, parked: bool) -> tuple[np.ndarray, list[tuple]]:
+    """Return points and faces of a car with its rear at the origin; parked cars have lights off."""
+    obj, body = SceneObject(0), BODIES[shape]
+    _shell(obj, body)
     for side in (-1, 1):
-        _side(thing, body, side)
-    _end(thing, body, 0, "tail glass" if parked else "tail light", 0.44)
-    _end(thing, body, 1, "head glass" if parked else "head light", 0.38)
-    return np.concatenate(thing.points), thing.faces
+        _side(obj, body, side)
+    _end(obj, body, 0, "tail glass" if parked else "tail light", 0.44)
+    _end(obj, body, 1, "head glass" if parked else "head light", 0.38)
+    return np.concatenate(obj.points), obj.faces
 
 
-def _shell(thing: Thing, body: Body) -> None:
-    """Add rear, roof, bonnet and front, with the panes between them."""
+def _shell(obj: SceneObject, body: Body) -> None:
+    """Add rear, roof, bonnet and front with their windows."""
     corners = np.array(body.outline)
     for index, (low, high) in enumerate(pairwise(corners)):
-        thing.add(body.across(low, high), "car", "body", shade=0.95, closed=True)
+        obj.add(body.cross_face(low, high), "car", "body", shade=0.95, closed=True)
         if index in body.panes:
             rise = high - low
-            pane = body.across(low + 0.08 * rise, high - 0.06 * rise, inner=0.88)
-            thing.add(pane, "car", "glass", layer=1, closed=True)
+            pane = body.cross_face(low + 0.08 * rise, high - 0.06 * rise, inner=0.88)
+            obj.add(pane, "car", "glass", layer=1, closed=True)
 
 
-def _side(thing: Thing, body: Body, side: int) -> None:
+def _side(obj: SceneObject, body: Body, side: int) -> None:
     """Add a side with its windows and wheels."""
-    thing.add(body.beside(body.outline, side, 0), "car", "body", closed=True)
-    sill = body.beside(((0, 0.13), (0, 0.28), (1, 0.28), (1, 0.13)), side, 0.01)
-    thing.add(sill, "car", "bumper", layer=1, closed=True)
+    obj.add(body.side_face(body.outline, side, 0), "car", "body", closed=True)
+    sill = body.side_face(((0, 0.13), (0, 0.28), (1, 0.28), (1, 0.13)), side, 0.01)
+    obj.add(sill, "car", "bumper", layer=1, closed=True)
     for window in body.windows:
-        thing.add(body.beside(window, side, 0.02), "car", "glass", layer=2, closed=True)
+        obj.add(body.side_face(window, side, 0.02), "car", "glass", layer=2, closed=True)
     for middle in (0.18, 0.8):
         for layer, (radius, paint, tint) in enumerate(((0.33, "tyre", 0), (0.19, "metal", 0.9)), 3):
             wheel = [
                 (middle + right / body.length, (0.33 + up) / body.height)
                 for right, up in ring(radius, 9)
             ]
-            round_ = body.beside(wheel, side, 0.01 * layer)
-            thing.add(round_, "car", paint, tint, layer=layer, closed=True)
+            disc = body.side_face(wheel, side, 0.01 * layer)
+            obj.add(disc, "car", paint, tint, layer=layer, closed=True)
 
 
-def _end(thing: Thing, body: Body, end: int, lights: str, level: float) -> None:
+def _end(obj: SceneObject, body: Body, end: int, lights: str, level: float) -> None:
     """Add bumper, lights and number plate to the rear or the front."""
     panels = [
         ("bumper", (-1, 1, 0.13, 0.3)),
@@ -148,4 +150,4 @@ def _end(thing: Thing, body: Body, end: int, lights: str, level: float) -> None:
     if body.rear_doors and end == 0:
         panels += [("glass", (-0.8, -0.08, 0.6, 0.87)), ("glass", (0.08, 0.8, 0.6, 0.87))]
     for paint, sides in panels:
-        thing.add(body.behind(*sides, end), "car", paint, layer=5, closed=True)
+        obj.add(body.end_face(*sides, end), "car", paint, layer=5, closed=True)

@@ -1,35 +1,35 @@
-"""What happens to the picture as a whole: mirroring ground, falling drops, glowing lights."""
+"""Effects on the whole picture: reflections on wet ground, rain, bloom."""
 
 import numpy as np
 
-from selfadapt.streets.noise import grain, sample
+from selfadapt.streets.noise import grain_tile, sample
+from selfadapt.streets.objects import PAINTS
 from selfadapt.streets.painter import Canvas
 from selfadapt.streets.scene import Street
-from selfadapt.streets.things import PAINTS
 
 
-def mirror(light: np.ndarray, street: Street, canvas: Canvas, wet: float) -> None:
-    """Let the wet ground mirror, unevenly, the houses and the sky behind it."""
+def add_reflections(light: np.ndarray, street: Street, canvas: Canvas, wet: float) -> None:
+    """Add reflections of houses and sky on the wet ground, with ripples."""
     camera = street.camera
-    height, width = canvas.number.shape
+    height, width = canvas.face_index.shape
     sine, cosine = camera.turn
     sideways = np.abs(canvas.right * cosine + sine)
     wall = np.minimum(street.facade_line / np.maximum(sideways, 1e-3), street.end)
     foot = camera.horizon * height + camera.focal * width * camera.height / wall
-    paint = canvas.faces["paint"][canvas.number]
+    paint = canvas.faces["paint"][canvas.face_index]
     for name, amount in (("asphalt", 0.4), ("paving", 0.2)):
-        places = np.flatnonzero(paint == PAINTS.index(name))
-        rows, columns = np.divmod(places, width)
-        ripple = sample(grain(), columns, rows) * (height / 10)
+        indices = np.flatnonzero(paint == PAINTS.index(name))
+        rows, columns = np.divmod(indices, width)
+        ripple = sample(grain_tile(), columns, rows) * (height / 10)
         above = np.clip(2 * foot[columns] - rows + ripple, 0, height - 1).astype(np.int32)
         source = above * width + columns
         for channel in light.reshape(3, -1):
             mirrored = channel.take(source) * (amount * wet)
-            channel[places] = channel.take(places) * (1 - 0.4 * wet) + mirrored
+            channel[indices] = channel.take(indices) * (1 - 0.4 * wet) + mirrored
 
 
-def drops(light: np.ndarray, strength: float, rng: np.random.Generator) -> None:
-    """Let drops fall: short bright streaks all over the picture."""
+def add_rain(light: np.ndarray, strength: float, rng: np.random.Generator) -> None:
+    """Add rain: short bright streaks all over the picture."""
     height, width = light.shape[1:]
     top, left = (rng.random((400, 2)) * (height, width)).astype(np.intp).T
     rows = np.minimum(top[:, None] + np.arange(max(2, height // 16)), height - 1)
@@ -37,8 +37,8 @@ def drops(light: np.ndarray, strength: float, rng: np.random.Generator) -> None:
     light[:, rows, left[:, None]] = streaks + strength * (0.5 - streaks)
 
 
-def bloom(light: np.ndarray, strength: float) -> None:
-    """Let bright spots shine on their surroundings: spread them in a small copy of the picture."""
+def add_bloom(light: np.ndarray, strength: float) -> None:
+    """Add a glow around bright spots, blurred in a downscaled copy of the picture."""
     height, width = light.shape[1:]
     halvings = max(1, height // 64).bit_length() - 1
     step = 2**halvings
@@ -48,14 +48,14 @@ def bloom(light: np.ndarray, strength: float) -> None:
         glow = (glow[:, ::2] + glow[:, 1::2]) * 0.5
         glow = (glow[:, :, ::2] + glow[:, :, 1::2]) * 0.5
     for _ in range(3):
-        glow = smoothed(glow)
+        glow = blur(glow)
     for _ in range(halvings):
-        glow = smoothed(glow.repeat(2, axis=1).repeat(2, axis=2))
+        glow = blur(glow.repeat(2, axis=1).repeat(2, axis=2))
     inner += glow * (1.6 * strength)
 
 
-def smoothed(light: np.ndarray) -> np.ndarray:
-    """Return an image mixed with its neighbours, weights 1 2 1, edges repeated."""
+def blur(light: np.ndarray) -> np.ndarray:
+    """Blur an image with the kernel 1 2 1 in both directions; edges are replicated."""
     result = np.empty_like(light)
     for channel, mixed in zip(light, result, strict=True):
         wide = np.pad(channel, 1, mode="edge")

@@ -1,15 +1,15 @@
-"""People, and what stands on the sidewalk: poles, lamps and traffic signs."""
+"""People, poles, street lamps and traffic signs."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from selfadapt.streets.things import Flat, Thing, ring, standing
+from selfadapt.streets.objects import Flat, SceneObject, ring, standing
 
 
-def person(x: float, y: float, z: float, rng: np.random.Generator) -> Thing:
-    """Stand someone at a place, walking or waiting."""
-    thing = Thing(z)
+def person(x: float, y: float, z: float, rng: np.random.Generator) -> SceneObject:
+    """Build a person, walking or standing."""
+    obj = SceneObject(z)
     tall, broad = rng.uniform(0.87, 1.1), rng.uniform(0.9, 1.2)
     stride, coat = rng.uniform(0, 0.2), rng.uniform(0.6, 0.95)
     skin, hair, top, trousers, shoes = rng.random(5).tolist()
@@ -31,9 +31,9 @@ def person(x: float, y: float, z: float, rng: np.random.Generator) -> Thing:
     parts.append(("hair", hair, 1.0, _round(0, 1.63, 0.115, 0.135)))
     parts.append(("skin", skin, 1.0, _round(0, 1.59, 0.09, 0.105)))
     for layer, (paint, tint, shade, corners) in enumerate(parts):
-        figure = [(right * broad * tall, up * tall) for right, up in corners]
-        thing.add(standing(figure, x, y, z), "person", paint, tint, shade, layer)
-    return thing
+        polygon = [(right * broad * tall, up * tall) for right, up in corners]
+        obj.add(standing(polygon, x, y, z), "person", paint, tint, shade, layer)
+    return obj
 
 
 def _limb(start: tuple[float, float], end: tuple[float, float], thick: float, thin: float) -> Flat:
@@ -45,19 +45,19 @@ def _round(right: float, up: float, half_width: float, half_height: float) -> Fl
     return tuple((right + half_width * a, up + half_height * b) for a, b in ring(1, 9))
 
 
-def pole(x: float, y: float, z: float, height: float, width: float) -> Thing:
-    """Stand a plain pole, darker on one side."""
-    thing = Thing(z)
+def pole(x: float, y: float, z: float, height: float, width: float) -> SceneObject:
+    """Build a plain pole, darker on one side."""
+    obj = SceneObject(z)
     foot, top = width / 2, width * 0.4
     for layer, left in enumerate((-1, 0)):
         shaft = ((left * foot, 0), (foot, 0), (top, height), (left * top, height))
-        thing.add(standing(shaft, x, y, z), "pole", "metal", 0.3, 1 - 0.25 * layer, layer)
-    return thing
+        obj.add(standing(shaft, x, y, z), "pole", "metal", 0.3, 1 - 0.25 * layer, layer)
+    return obj
 
 
-def lamp(x: float, y: float, z: float, height: float, reach: float) -> Thing:
-    """Stand a street lamp whose arm reaches over the road, to the left if ``reach`` is negative."""
-    thing = pole(x, y, z, height, 0.22)
+def lamp(x: float, y: float, z: float, height: float, reach: float) -> SceneObject:
+    """Build a street lamp whose arm reaches over the road, to the left if ``reach`` is negative."""
+    obj = pole(x, y, z, height, 0.22)
     side = 1 if reach > 0 else -1
     arm = ((0, 0), (reach, 0.35), (reach, 0.49), (0, 0.16))
     head = ((-0.1, 0.3), (0.75, 0.32), (0.7, 0.5), (-0.1, 0.52))
@@ -68,14 +68,14 @@ def lamp(x: float, y: float, z: float, height: float, reach: float) -> Thing:
         ("lamp", 0, bulb, reach, side),
     )
     for layer, (paint, tint, corners, away, turn) in enumerate(parts, 2):
-        figure = [(away + turn * right, height + up) for right, up in corners]
-        thing.add(standing(figure, x, y, z), "pole", paint, tint, layer=layer)
-    return thing
+        polygon = [(away + turn * right, height + up) for right, up in corners]
+        obj.add(standing(polygon, x, y, z), "pole", paint, tint, layer=layer)
+    return obj
 
 
 @dataclass(frozen=True)
 class Plate:
-    """A traffic sign's plate: its outline, and the tints of rim, face and what is drawn on it."""
+    """Plate of a traffic sign: its outline, and the tints of rim, face and symbol."""
 
     outline: Flat
     rim: float
@@ -84,7 +84,7 @@ class Plate:
 
 
 RED, WHITE, BLUE, YELLOW, BLACK = 0.1, 0.3, 0.5, 0.7, 0.9
-"""Tints of the paint of signs."""
+"""Tints of the paint ``sign``."""
 BOARD = ((-0.85, -0.36), (0.85, -0.36), (0.85, 0.36), (-0.85, 0.36))
 SQUARE = ((-0.38, -0.38), (0.38, -0.38), (0.38, 0.38), (-0.38, 0.38))
 PLATES = (
@@ -103,13 +103,13 @@ PLATES = (
 )
 
 
-def sign(x: float, y: float, z: float, plate: Plate, height: float) -> Thing:
-    """Stand a traffic sign on its pole."""
-    thing = pole(x, y, z, height, 0.13)
+def sign(x: float, y: float, z: float, plate: Plate, height: float) -> SceneObject:
+    """Build a traffic sign on a pole."""
+    obj = pole(x, y, z, height, 0.13)
     inner = [(0.78 * right, 0.78 * up) for right, up in plate.outline]
     mark = [(2.0 * right, 0.3 * up) for right, up in ring(0.13, 4, 0.5)]
     parts = (plate.outline, plate.rim), (inner, plate.face), (mark, plate.mark)
     for layer, (outline, tint) in enumerate(parts, 2):
-        figure = standing(outline, x, y + height - 0.1, z - 0.02 * layer)
-        thing.add(figure, "traffic sign", "sign", tint, layer=layer)
-    return thing
+        polygon = standing(outline, x, y + height - 0.1, z - 0.02 * layer)
+        obj.add(polygon, "traffic sign", "sign", tint, layer=layer)
+    return obj

@@ -1,7 +1,7 @@
-"""The looks: how the same streets appear by day, at dusk, in haze, at night, in another town.
+"""Looks: the appearance of the streets by day, at dusk, in haze, at night, in another town.
 
-A look is light, air, town and camera. Colours are as on a screen, 0 to 255; pairs are ranges that
-each image draws from.
+A look defines light, air, colours and camera. Colours are sRGB-like, 0 to 255; pairs are ranges
+that are sampled for each image.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ Range = tuple[float, float]
 
 
 def linear(color: Color | tuple[Color, ...]) -> np.ndarray:
-    """Return a colour of the screen, or several, as amounts of light, 0 to 1."""
-    part = np.asarray(color, dtype=np.float32) / 255
-    return part * part
+    """Convert display colours, 0 to 255, to linear light, 0 to 1."""
+    value = np.asarray(color, dtype=np.float32) / 255
+    return value * value
 
 
 PALETTE: dict[str, tuple[Color, ...]] = {
@@ -82,55 +82,55 @@ SOUTH: dict[str, tuple[Color, ...]] = PALETTE | {
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How a street appears in an image."""
+    """Appearance of a street in an image."""
 
     about: str
-    """The look in a few words."""
+    """Short description."""
     palette: Mapping[str, tuple[Color, ...]] = field(default_factory=lambda: PALETTE)
-    """The colours of the town, by paint."""
+    """Colours by paint."""
     shutters: float = 0.15
     """Share of the houses with shutters."""
     rough: float = 1.0
-    """Factor on the grain of walls, road and leaves."""
+    """Factor on the grain of surfaces."""
     sun: Range = (1.0, 1.5)
     """Strength of the sun."""
     sun_color: Color = (255, 244, 224)
     sun_height: Range = (0.6, 1.6)
     """Slope of the sun's rays: 1 is 45 degrees."""
     ambient: Range = (0.46, 0.66)
-    """Strength of the light of the whole sky."""
+    """Strength of the ambient light of the sky."""
     ambient_color: Color = (216, 232, 255)
     zenith: Color = (94, 146, 214)
-    """Colour of the sky above."""
+    """Colour of the sky at the zenith."""
     skyline: Color = (196, 216, 236)
     """Colour of the sky at the horizon."""
     clouds: Range = (0.1, 0.7)
-    """How much of the sky is clouded."""
+    """Cloud cover, 0 to 1."""
     cloud_color: Color = (240, 242, 246)
     haze: Range = (0.0005, 0.002)
-    """How much of the light the air takes, per metre."""
+    """Extinction of light by the air, per metre."""
     haze_color: Color = (206, 218, 232)
     wet: float = 0.0
-    """How strongly the road mirrors what is above it, 0 to 1."""
+    """Strength of reflections on the road, 0 to 1."""
     rain: float = 0.0
-    """How strongly falling drops show, 0 to 1."""
+    """Strength of rain streaks, 0 to 1."""
     lamps: float = 0.0
     """Strength of street lamps, headlights and lit windows."""
     exposure: Range = (0.95, 1.35)
     balance: float = 0.05
-    """How far the white balance may be off."""
+    """Maximum deviation of the white balance."""
     cast: Color = (1.0, 1.0, 1.0)
     """Factors on red, green and blue."""
     saturation: float = 1.0
     """0 is black and white."""
     contrast: float = 1.12
-    """Slope of the tone curve: higher is harder."""
+    """Slope of the tone curve."""
     blur: int = 1
-    """How often the image is smoothed."""
+    """Number of blur passes."""
     noise: float = 0.012
-    """Strength of the sensor's noise."""
+    """Standard deviation of the sensor noise."""
     vignette: float = 0.1
-    """How much darker the corners are."""
+    """Darkening of the corners."""
 
 
 DAY = Look(about="a clear or partly clouded day")

@@ -1,4 +1,4 @@
-"""Fixed noise: tiles that repeat without seams, the same on every machine."""
+"""Deterministic noise: seamless tiles, the same on every machine."""
 
 from functools import cache
 
@@ -8,18 +8,18 @@ TILE = 512
 """Side of the tiles, a power of two."""
 
 
-def luck(key: np.ndarray) -> np.ndarray:
-    """Return a fixed random number in [0, 1) for each key."""
-    return _dice().take(key.astype(np.int32) & (TILE - 1))
+def hash_uniform(key: np.ndarray) -> np.ndarray:
+    """Return a deterministic pseudo-random number in [0, 1) for each key."""
+    return _random_table().take(key.astype(np.int32) & (TILE - 1))
 
 
 @cache
-def _dice() -> np.ndarray:
+def _random_table() -> np.ndarray:
     return np.random.default_rng(9).random(TILE).astype(np.float32)
 
 
 @cache
-def cloth() -> np.ndarray:
+def cloud_tile() -> np.ndarray:
     """Return a tile of cloudy noise in [0, 1]."""
     rng = np.random.default_rng(7)
     total = np.zeros((TILE, TILE))
@@ -33,14 +33,14 @@ def cloth() -> np.ndarray:
 
 
 @cache
-def grain() -> np.ndarray:
+def grain_tile() -> np.ndarray:
     """Return a tile of fine and coarse grain around 0."""
     fine = np.random.default_rng(8).random((TILE, TILE)) - 0.5
-    return (0.5 * fine + 1.2 * _smooth(fine, 2) + 0.8 * (cloth() - 0.5)).astype(np.float32)
+    return (0.5 * fine + 1.2 * _smooth(fine, 2) + 0.8 * (cloud_tile() - 0.5)).astype(np.float32)
 
 
 def _smooth(tile: np.ndarray, reach: int) -> np.ndarray:
-    """Return the means over squares of side ``reach``, twice, going around the edges."""
+    """Apply a box filter of side ``reach`` twice, with periodic edges."""
     for axis in (0, 1, 0, 1):
         total = np.zeros_like(tile)
         for shift in range(reach):
@@ -50,7 +50,7 @@ def _smooth(tile: np.ndarray, reach: int) -> np.ndarray:
 
 
 def sample(tile: np.ndarray, across: np.ndarray, along: np.ndarray) -> np.ndarray:
-    """Return the tile's values at places given in its pixels, however far away."""
+    """Return the values of a periodic tile at the given pixel coordinates."""
     index = along.astype(np.int32)
     index &= TILE - 1
     index *= TILE

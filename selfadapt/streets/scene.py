@@ -1,7 +1,7 @@
-"""What stands where: a street is laid out in metres from a seed, without knowing any look.
+"""Layout of a street in metres, generated from a seed independently of the look.
 
-There are three kinds of street: an old town's narrow one, an avenue with trees, a suburb with low
-houses behind hedges. The camera is a car's, on the right-hand side of the road.
+There are three kinds of street: a narrow one in an old town, an avenue with trees, and a suburb
+with low houses behind hedges. The camera is that of a car on the right-hand side of the road.
 """
 
 from dataclasses import dataclass, field
@@ -11,24 +11,24 @@ import numpy as np
 from selfadapt.streets.cars import BODIES, car
 from selfadapt.streets.figures import PLATES, lamp, person, pole, sign
 from selfadapt.streets.houses import NO_FACADE, Plot, facade, house
+from selfadapt.streets.objects import Point, SceneObject, lying, ring, upright
 from selfadapt.streets.plants import bush, hedge, tree
-from selfadapt.streets.things import Point, Thing, lying, ring, upright
 
 START, HORIZON = 2.5, 400.0
-"""Where the ground begins and ends, in metres ahead."""
+"""Near and far end of the ground, in metres ahead."""
 CROSSING = 9.0
 """Width of a side street."""
 KERB = 0.12
 """Height of the sidewalk."""
-NOWHERE = 1e4
-"""A place for what a street does not have."""
+FAR_AWAY = 1e4
+"""Position of parts that a street does not have."""
 
 Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of street: what its measures are drawn from, in metres."""
+    """A kind of street: ranges of its dimensions, in metres."""
 
     half_road: Range
     sidewalk: Range
@@ -36,19 +36,19 @@ class Kind:
     """Width of a house along the street."""
     height: Range
     setback: Range
-    """From the sidewalk to the houses."""
+    """Distance from the sidewalk to the houses."""
     gap: float
-    """Chance of an open space before a house."""
+    """Probability of an open space before a house."""
     tree_every: float
     tree_height: Range
     parked: float
-    """Share of the parking places that are taken."""
+    """Share of occupied parking spaces."""
     gabled: float
     """Share of the houses with a pitched roof."""
     shops: float
     """Share of the houses with a shop."""
     gardens: bool = False
-    """Whether lawns and hedges lie before the houses."""
+    """Whether there are lawns and hedges in front of the houses."""
 
 
 KINDS = (
@@ -60,12 +60,12 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Camera:
-    """Where the picture is taken from. It looks level, so vertical lines stay vertical."""
+    """Position and view of the camera. It has no pitch, so vertical lines stay vertical."""
 
     x: float
     height: float
     yaw: float
-    """How far it looks to the right, as a slope."""
+    """View direction to the right, as a slope."""
     horizon: float
     """Row of the horizon, as a fraction of the image's height."""
     focal: float
@@ -80,7 +80,7 @@ class Camera:
 
 @dataclass
 class Street:
-    """A street: its measures, and all that stands in it."""
+    """A street: its dimensions and its objects."""
 
     kind: Kind
     camera: Camera
@@ -88,24 +88,24 @@ class Street:
     sidewalk: float
     end: float
     crossing: float
-    """Where a side street begins, or ``NOWHERE``."""
+    """Start of the side street, or ``FAR_AWAY``."""
     zebra: float
-    """Where a crosswalk begins."""
+    """Start of the crosswalk."""
     marked: bool
-    """Whether there are lines on the road."""
+    """Whether the road has lane markings."""
     lamp_every: float
     lamp_start: float
-    things: list[Thing] = field(default_factory=list)
+    objects: list[SceneObject] = field(default_factory=list)
     facades: list[tuple[float, ...]] = field(default_factory=lambda: [NO_FACADE])
-    spots: list[list[Point]] = field(default_factory=list)
-    """Figures on the ground that are darker because something stands there."""
-    taken: list[tuple[float, float]] = field(default_factory=list)
-    """Middles of the spots, as (x, z)."""
+    shadows: list[list[Point]] = field(default_factory=list)
+    """Contact shadows: polygons on the ground below objects."""
+    occupied: list[tuple[float, float]] = field(default_factory=list)
+    """Centres of the shadows, as (x, z)."""
     plots: list[Plot] = field(default_factory=list)
 
     @property
     def facade_line(self) -> float:
-        """Where the sidewalk ends."""
+        """Distance of the outer edge of the sidewalk from the middle of the road."""
         return self.half_road + self.sidewalk
 
     @property
@@ -115,19 +115,19 @@ class Street:
 
     @property
     def lamp_height(self) -> float:
-        """How high the lamps are."""
+        """Height of the street lamps."""
         return 6.2 + 0.25 * self.half_road
 
     def first_lamp(self, side: int) -> float:
-        """Return where the first lamp on a side is; the sides take turns."""
+        """Return the position of the first lamp on a side; the sides alternate."""
         return self.lamp_start + (self.lamp_every / 2 if side > 0 else 0)
 
     def at_crossing(self, z: float, before: float = 0.0, after: float = 0.0) -> bool:
-        """Return True if a place is within the side street, or so close to it."""
+        """Return True if a position is within the side street or the given margins of it."""
         return self.crossing - before < z < self.crossing + CROSSING + after
 
     def skyline(self, side: int) -> np.ndarray:
-        """Return the height of the houses on a side, by metre; the first is 300 m behind."""
+        """Return the height of the houses on a side by metre, starting 300 m behind the camera."""
         heights = np.zeros(600, np.float32)
         plots = [plot for plot in self.plots if plot.side == side]
         for plot in plots:
@@ -136,37 +136,37 @@ class Street:
         return heights
 
     def is_free(self, x: float, z: float) -> bool:
-        """Return True if nothing stands within a metre of a place."""
-        return not any(abs(x - a) < 1 and abs(z - b) < 1 for a, b in self.taken)
+        """Return True if there is no object within a metre of a position."""
+        return not any(abs(x - a) < 1 and abs(z - b) < 1 for a, b in self.occupied)
 
-    def stand(self, thing: Thing, spot: list[Point] | None = None) -> None:
-        """Add a thing, and the dark spot below it."""
-        self.things.append(thing)
-        if spot is not None:
-            self.spots.append(spot)
-            xs, _, zs = zip(*spot, strict=True)
-            self.taken.append((sum(xs) / len(spot), sum(zs) / len(spot)))
+    def add(self, obj: SceneObject, shadow: list[Point] | None = None) -> None:
+        """Add an object and its contact shadow."""
+        self.objects.append(obj)
+        if shadow is not None:
+            self.shadows.append(shadow)
+            xs, _, zs = zip(*shadow, strict=True)
+            self.occupied.append((sum(xs) / len(shadow), sum(zs) / len(shadow)))
 
 
 def lay_out(seed: int) -> Street:
-    """Lay out the street of a seed."""
+    """Generate the street of a seed."""
     rng = np.random.default_rng(seed)
-    street = _empty_street(rng)
-    _lay_ground(street)
-    _close_view(street, rng)
+    street = _sample_street(rng)
+    _add_ground(street)
+    _add_background(street, rng)
     for side in (-1, 1):
-        _build_houses(street, side, rng)
-        _plant_trees(street, side, rng)
-        _park_cars(street, side, rng)
-        _set_up_lamps(street, side)
-        _set_up_signs(street, side, rng)
-        _let_people_walk(street, side, rng)
-    _let_cars_drive(street, rng)
-    _let_people_cross(street, rng)
+        _add_houses(street, side, rng)
+        _add_trees(street, side, rng)
+        _add_parked_cars(street, side, rng)
+        _add_lamps(street, side)
+        _add_signs(street, side, rng)
+        _add_pedestrians(street, side, rng)
+    _add_moving_cars(street, rng)
+    _add_crossing_people(street, rng)
     return street
 
 
-def _empty_street(rng: np.random.Generator) -> Street:
+def _sample_street(rng: np.random.Generator) -> Street:
     kind = KINDS[int(rng.integers(len(KINDS)))]
     half_road = rng.uniform(*kind.half_road)
     camera = Camera(
@@ -176,7 +176,7 @@ def _empty_street(rng: np.random.Generator) -> Street:
         horizon=rng.uniform(0.42, 0.52),
         focal=rng.uniform(0.72, 0.95),
     )
-    crossing = rng.uniform(14, 45) if rng.random() < 0.5 else NOWHERE
+    crossing = rng.uniform(14, 45) if rng.random() < 0.5 else FAR_AWAY
     return Street(
         kind=kind,
         camera=camera,
@@ -184,33 +184,33 @@ def _empty_street(rng: np.random.Generator) -> Street:
         sidewalk=rng.uniform(*kind.sidewalk),
         end=rng.uniform(90, 150),
         crossing=crossing,
-        zebra=rng.uniform(8, 60) if crossing == NOWHERE else crossing - 4.5,
+        zebra=rng.uniform(8, 60) if crossing == FAR_AWAY else crossing - 4.5,
         marked=rng.random() < 0.75,
         lamp_every=rng.uniform(18, 28),
         lamp_start=rng.uniform(6, 18),
     )
 
 
-def _lay_ground(street: Street) -> None:
-    """Lay the road, and on both sides of it sidewalks, up to the side street and after it."""
-    ground = Thing(NOWHERE, rank=0)
+def _add_ground(street: Street) -> None:
+    """Add the road, and sidewalks on both sides, interrupted by the side street."""
+    ground = SceneObject(FAR_AWAY, rank=0)
     for side in (-1, 1):
-        ground.add(_outwards(0, side, 0, START, HORIZON), "road", "asphalt")
-        if street.crossing == NOWHERE:
-            _lay_sidewalk(street, ground, side, START, HORIZON)
+        ground.add(_ground_strip(0, side, 0, START, HORIZON), "road", "asphalt")
+        if street.crossing == FAR_AWAY:
+            _add_sidewalk(street, ground, side, START, HORIZON)
         else:
-            _lay_sidewalk(street, ground, side, START, street.crossing)
+            _add_sidewalk(street, ground, side, START, street.crossing)
             after = street.crossing + CROSSING
-            _lay_sidewalk(street, ground, side, after, HORIZON)
+            _add_sidewalk(street, ground, side, after, HORIZON)
             edge = upright((side * street.half_road, after), (side * 300, after), 0, KERB)
             ground.add(edge, "sidewalk", "kerb", shade=0.8, layer=3)
-    street.stand(ground)
+    street.add(ground)
 
 
-def _lay_sidewalk(street: Street, ground: Thing, side: int, near: float, far: float) -> None:
+def _add_sidewalk(street: Street, ground: SceneObject, side: int, near: float, far: float) -> None:
     inner, outer = side * street.half_road, side * street.facade_line
     behind = ("vegetation", "grass") if street.kind.gardens else ("sidewalk", "paving")
-    ground.add(_outwards(outer, side, KERB, near, far), *behind, layer=1)
+    ground.add(_ground_strip(outer, side, KERB, near, far), *behind, layer=1)
     ground.add(lying(inner, outer, KERB, near, far), "sidewalk", "paving", layer=2)
     stone = lying(inner, inner + side * 0.16, KERB, near, far)
     ground.add(stone, "sidewalk", "kerb", layer=3)
@@ -218,32 +218,32 @@ def _lay_sidewalk(street: Street, ground: Thing, side: int, near: float, far: fl
     ground.add(edge, "sidewalk", "kerb", shade=0.8, layer=3)
 
 
-def _outwards(x: float, side: int, y: float, near: float, far: float) -> list[Point]:
-    """Return the ground beside a line along the street, as far as the camera sees."""
-    wide = side * (14.0 if near == START else 300.0)  # wider would reach behind the camera
+def _ground_strip(x: float, side: int, y: float, near: float, far: float) -> list[Point]:
+    """Return the ground beside a line along the street, as far as it is visible."""
+    wide = side * (14.0 if near == START else 300.0)  # a wider strip would reach behind the camera
     return [(x, y, near), (wide, y, near), (side * 300.0, y, far), (x, y, far)]
 
 
-def _close_view(street: Street, rng: np.random.Generator) -> None:
-    """Put houses and trees beyond the far end."""
+def _add_background(street: Street, rng: np.random.Generator) -> None:
+    """Add houses and trees beyond the end of the street."""
     x = -100.0
     while x < 100:
         width, z = rng.uniform(12, 30), street.end + rng.uniform(10, 60)
         if rng.random() < 0.5:
-            thing, height = Thing(z), rng.uniform(8, 22)
+            obj, height = SceneObject(z), rng.uniform(8, 22)
             street.facades.append(facade(rng, height, x))
             wall, row = upright((x, z), (x + width, z), 0, height), len(street.facades) - 1
-            thing.add(wall, "building", "wall", rng.random(), facade=row)
+            obj.add(wall, "building", "wall", rng.random(), facade=row)
         else:
             center, radii = (x + width / 2, 0.25 * width, z), (0.6 * width, 0.42 * width)
-            thing = bush(center, radii, 10, rng.random(), rng)
-        thing.rank = 1
-        street.stand(thing)
+            obj = bush(center, radii, 10, rng.random(), rng)
+        obj.rank = 1
+        street.add(obj)
         x += width * rng.uniform(0.5, 0.95)
 
 
-def _build_houses(street: Street, side: int, rng: np.random.Generator) -> None:
-    """Line a side with houses from near to far, with open spaces between some of them."""
+def _add_houses(street: Street, side: int, rng: np.random.Generator) -> None:
+    """Add houses on a side from near to far, with some open spaces between them."""
     kind = street.kind
     z = START + rng.uniform(0, 3)
     while z < street.end:
@@ -251,18 +251,18 @@ def _build_houses(street: Street, side: int, rng: np.random.Generator) -> None:
             z = street.crossing + CROSSING + rng.uniform(0, 2)
         if rng.random() < kind.gap:
             space = rng.uniform(3, 8)
-            _plant_gap(street, side, z + space / 2, rng)
+            _add_gap_plants(street, side, z + space / 2, rng)
             z += space
         far = z + rng.uniform(*kind.plot)
         if z < street.crossing < far:
             far = max(z + 3, street.crossing - 0.5)
-        _build_house(street, side, z, far, rng)
+        _add_house(street, side, z, far, rng)
         z = far
     if kind.gardens:
-        _plant_hedges(street, side, rng)
+        _add_hedges(street, side, rng)
 
 
-def _build_house(
+def _add_house(
     street: Street, side: int, near: float, far: float, rng: np.random.Generator
 ) -> None:
     kind = street.kind
@@ -274,77 +274,77 @@ def _build_house(
     street.facades.append(facade(rng, plot.height, x))
     flank = front + 1 if rng.random() < 0.5 else 0
     gabled, awning = rng.random() < kind.gabled, shop and rng.random() < 0.6
-    street.stand(house(plot, front, flank, gabled, awning, rng))
+    street.add(house(plot, front, flank, gabled, awning, rng))
     street.plots.append(plot)
 
 
-def _plant_gap(street: Street, side: int, z: float, rng: np.random.Generator) -> None:
-    """Grow a tree and a bush in the space between two houses."""
+def _add_gap_plants(street: Street, side: int, z: float, rng: np.random.Generator) -> None:
+    """Add a tree and a bush between two houses."""
     if z < START + 4 or street.at_crossing(z, before=3, after=1):
         return
     line = street.facade_line
-    grown = tree(side * (line + rng.uniform(4, 8)), z, rng.uniform(5, 10), rng.random(), rng)
+    plant = tree(side * (line + rng.uniform(4, 8)), z, rng.uniform(5, 10), rng.random(), rng)
     low = bush((side * (line + 3), 0.8, z), (2.2, 1.2), 12, rng.random(), rng)
-    for thing in (grown, low):
-        thing.rank = 1
-        street.stand(thing)
+    for obj in (plant, low):
+        obj.rank = 1
+        street.add(obj)
 
 
-def _plant_hedges(street: Street, side: int, rng: np.random.Generator) -> None:
+def _add_hedges(street: Street, side: int, rng: np.random.Generator) -> None:
     z, line = START + rng.uniform(0, 4), street.facade_line
     while z < 70:
         far = z + rng.uniform(5, 14)
-        grown = min(far, street.crossing - 0.5) if z < street.crossing else far
-        if rng.random() < 0.7 and grown > z + 1 and not street.at_crossing(z):
+        end = min(far, street.crossing - 0.5) if z < street.crossing else far
+        if rng.random() < 0.7 and end > z + 1 and not street.at_crossing(z):
             height, tint = rng.uniform(0.8, 1.7), rng.uniform(0, 0.7)
-            street.stand(hedge(side * (line + 0.3), side * (line + 1.2), z, grown, height, tint))
+            street.add(hedge(side * (line + 0.3), side * (line + 1.2), z, end, height, tint))
         z = far + rng.uniform(1, 5)
 
 
-def _plant_trees(street: Street, side: int, rng: np.random.Generator) -> None:
-    """Plant a row of trees of one kind along the kerb."""
+def _add_trees(street: Street, side: int, rng: np.random.Generator) -> None:
+    """Add a row of similar trees along the kerb."""
     every = street.kind.tree_every * rng.uniform(0.8, 1.3)
     z, species = START + rng.uniform(4, 4 + every), rng.uniform(0, 0.75)
     x = side * (street.half_road + 0.7)
     while z < 85:
         if not street.at_crossing(z, before=3, after=2):
             height = rng.uniform(*street.kind.tree_height)
-            grown = tree(x, z, height, species + rng.uniform(0, 0.25), rng)
-            street.stand(grown, _spot(x, z, 0.3 * height))
+            plant = tree(x, z, height, species + rng.uniform(0, 0.25), rng)
+            street.add(plant, _round_shadow(x, z, 0.3 * height))
         z += every * rng.uniform(0.8, 1.2)
 
 
-def _spot(x: float, z: float, radius: float) -> list[Point]:
+def _round_shadow(x: float, z: float, radius: float) -> list[Point]:
     return [(x + right, 0.02, z + 0.8 * ahead) for right, ahead in ring(radius)]
 
 
-def _park_cars(street: Street, side: int, rng: np.random.Generator) -> None:
-    """Park cars along the kerb; in a narrow street on the left only."""
+def _add_parked_cars(street: Street, side: int, rng: np.random.Generator) -> None:
+    """Add parked cars along the kerb; in a narrow street on the left only."""
     z, x = START + rng.uniform(1.5, 7), side * (street.half_road - 1.05)
     while z < 75:
         free = street.parking > 0 or side < 0
         if rng.random() < street.kind.parked and free and not street.at_crossing(z, before=8):
-            _stand_car(street, x, z, rng, oncoming=side < 0, parked=True)
+            _add_car(street, x, z, rng, oncoming=side < 0, parked=True)
         z += 6.2 + rng.uniform(0, 1)
 
 
-def _let_cars_drive(street: Street, rng: np.random.Generator) -> None:
-    """Let cars drive ahead and, where there is room, come towards the camera."""
+def _add_moving_cars(street: Street, rng: np.random.Generator) -> None:
+    """Add cars that drive ahead and, on wide roads, oncoming cars."""
     lane = street.half_road - street.parking
     z = rng.uniform(9, 30)
     while z < 80:
         if rng.random() < 0.75:
-            _stand_car(street, 0.5 * lane + rng.uniform(-0.2, 0.2), z, rng)
+            _add_car(street, 0.5 * lane + rng.uniform(-0.2, 0.2), z, rng)
         z += rng.uniform(9, 30)
     z = rng.uniform(7, 40)
     while z < 80 and street.half_road > 3.4:
         if rng.random() < 0.7:
             x = -0.5 * lane if street.parking else -0.05 * lane
-            _stand_car(street, x + rng.uniform(-0.2, 0.2), z, rng, oncoming=True)
+            _add_car(street, x + rng.uniform(-0.2, 0.2), z, rng, oncoming=True)
         z += rng.uniform(12, 35)
 
 
-def _stand_car(
+def _add_car(
     street: Street,
     x: float,
     z: float,
@@ -354,46 +354,46 @@ def _stand_car(
 ) -> None:
     shape = int(rng.choice(len(BODIES), p=(0.35, 0.28, 0.22, 0.15)))
     half, length = 0.54 * BODIES[shape].width, BODIES[shape].length
-    spot = lying(x - half, x + half, 0.02, z - 0.25, z + length + 0.1)
-    street.stand(car(x, z, shape, rng.random(), oncoming, parked), spot)
+    shadow = lying(x - half, x + half, 0.02, z - 0.25, z + length + 0.1)
+    street.add(car(x, z, shape, rng.random(), oncoming, parked), shadow)
 
 
-def _set_up_lamps(street: Street, side: int) -> None:
+def _add_lamps(street: Street, side: int) -> None:
     z = street.first_lamp(side)
     while z < 100:
         x = side * (street.half_road + 0.4)
-        street.stand(lamp(x, KERB, z, street.lamp_height, -side * 1.4))
+        street.add(lamp(x, KERB, z, street.lamp_height, -side * 1.4))
         z += street.lamp_every
 
 
-def _set_up_signs(street: Street, side: int, rng: np.random.Generator) -> None:
-    """Set up traffic signs, and here and there a plain pole."""
+def _add_signs(street: Street, side: int, rng: np.random.Generator) -> None:
+    """Add traffic signs and some plain poles."""
     z = rng.uniform(8, 16)
     while z < 60:
         x = side * (street.half_road + rng.uniform(0.35, 0.6))
         if rng.random() < 0.7:
             plate = PLATES[int(rng.integers(len(PLATES)))]
-            thing = sign(x, KERB, z, plate, rng.uniform(2.2, 2.8))
+            obj = sign(x, KERB, z, plate, rng.uniform(2.2, 2.8))
         else:
-            thing = pole(x, KERB, z, rng.uniform(1, 5), rng.uniform(0.13, 0.25))
+            obj = pole(x, KERB, z, rng.uniform(1, 5), rng.uniform(0.13, 0.25))
         if street.is_free(x, z):
-            street.stand(thing)
+            street.add(obj)
         z += rng.uniform(5, 16)
 
 
-def _let_people_walk(street: Street, side: int, rng: np.random.Generator) -> None:
+def _add_pedestrians(street: Street, side: int, rng: np.random.Generator) -> None:
     z = rng.uniform(6, 12)
     while z < 50:
         if rng.random() < 0.7:
             x = side * (street.half_road + rng.uniform(0.5, street.sidewalk - 0.2))
             height = 0 if street.at_crossing(z) else KERB
-            street.stand(person(x, height, z, rng), _spot(x, z, 0.35))
+            street.add(person(x, height, z, rng), _round_shadow(x, z, 0.35))
         z += rng.uniform(2, 11)
 
 
-def _let_people_cross(street: Street, rng: np.random.Generator) -> None:
+def _add_crossing_people(street: Street, rng: np.random.Generator) -> None:
     for _ in range(int(rng.integers(0, 4))):
         z = street.zebra + rng.uniform(0.5, 2.8)
         x = rng.uniform(-1, 1) * street.half_road
         if START + 4 < z < 60:
-            street.stand(person(x, 0, z, rng), _spot(x, z, 0.35))
+            street.add(person(x, 0, z, rng), _round_shadow(x, z, 0.35))

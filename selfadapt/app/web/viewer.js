@@ -1,5 +1,5 @@
 // The viewer: a photo under two masks with a line between them. Runs once, with Gradio's `element`,
-// `props` and `watch`; what it shows comes as `props.value`, see viewer.py.
+// `props` and `watch`; its content is `props.value`, see viewer.py.
 const $ = (selector) => element.querySelector(selector);
 const viewer = $(".viewer"), canvas = $("canvas"), tip = $(".tip");
 const left = $(".left-layer"), right = $(".right-layer"), opacity = $(".opacity"), wipe = $(".wipe");
@@ -19,7 +19,7 @@ function heat(percent) {
   return HEAT[low].map((value, i) => value + (HEAT[low + 1][i] - value) * (at - low));
 }
 
-// Return the picture of a choice of the two lists, as a canvas; null: the photo alone.
+// Return the canvas of a choice of the two lists, such as `class|as trained`.
 function paint(name) {
   if (scene.painted.has(name)) return scene.painted.get(name);
   const [kind, layerName] = name.split("|");
@@ -83,7 +83,7 @@ function describe(event) {
   for (const list of [left, right]) {
     const layer = scene.layers.get(list.value.split("|")[1]);
     if (!layer) continue;
-    const name = scene.names[layer.ids[i]] ?? "not sure enough";
+    const name = scene.names[layer.ids[i]] ?? "not confident enough";
     texts.push([name, layer.confidence ? `${name} ${layer.confidence[i]} %` : name]);
   }
   const same = texts.length === 2 && texts[0][0] === texts[1][0];

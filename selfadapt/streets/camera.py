@@ -1,21 +1,21 @@
-"""The camera: from light to an image, with the look's blur, colours, noise and tones."""
+"""Camera model: from light to an image, with blur, colours, noise and tone curve of a look."""
 
 import numpy as np
 
-from selfadapt.streets.effects import smoothed
+from selfadapt.streets.effects import blur
 from selfadapt.streets.looks import Look
 
 
-def develop(light: np.ndarray, look: Look, rng: np.random.Generator) -> np.ndarray:
-    """Return light ``(3, H, W)`` as an image, uint8 ``(H, W, 3)``."""
+def take_picture(light: np.ndarray, look: Look, rng: np.random.Generator) -> np.ndarray:
+    """Convert light ``(3, H, W)`` to an image, uint8 ``(H, W, 3)``."""
     balance = 1 + rng.uniform(-look.balance, look.balance, 3)
     gain = rng.uniform(*look.exposure) * balance * look.cast
     light = light * gain.astype(np.float32)[:, None, None]
     for _ in range(look.blur):
-        light = smoothed(light)
+        light = blur(light)
     _desaturate(light, look.saturation)
     light *= _vignette(light.shape[1:], look.vignette)
-    screen = _toned(light, look.contrast)
+    screen = _tone_mapped(light, look.contrast)
     screen += _noise(light.shape, look.noise, rng)
     screen *= 255
     screen += 0.5
@@ -31,13 +31,13 @@ def _desaturate(light: np.ndarray, saturation: float) -> None:
 
 
 def _vignette(shape: tuple[int, ...], amount: float) -> np.ndarray:
-    """Return the share of light that is left, less towards the corners."""
+    """Return the factor on the light, lower towards the corners."""
     down, across = (np.linspace(-1, 1, size, dtype=np.float32) for size in shape)
     return 1 - amount / 2 * ((down * down)[:, None] + across * across)
 
 
-def _toned(light: np.ndarray, contrast: float) -> np.ndarray:
-    """Return screen brightness, around 0 to 1: a square root with a soft shoulder and contrast."""
+def _tone_mapped(light: np.ndarray, contrast: float) -> np.ndarray:
+    """Apply the tone curve: a square root with a soft shoulder and contrast; about 0 to 1."""
     np.maximum(light, 0, out=light)
     light *= (1 + light * 0.12) / (1 + light * 0.4)
     screen = np.sqrt(light, out=light)
@@ -48,10 +48,10 @@ def _toned(light: np.ndarray, contrast: float) -> np.ndarray:
 
 
 def _noise(shape: tuple[int, ...], strength: float, rng: np.random.Generator) -> np.ndarray:
-    """Return noise of a standard deviation: the sum of two dice of 256 sides, nearly a bell."""
-    dice = rng.integers(0, 256, (2, *shape), dtype=np.uint8)
-    total = dice[0].astype(np.float32)
-    total += dice[1]
+    """Return noise of a standard deviation: a sum of two uniform bytes, close to Gaussian."""
+    samples = rng.integers(0, 256, (2, *shape), dtype=np.uint8)
+    total = samples[0].astype(np.float32)
+    total += samples[1]
     total -= 255
     total *= strength / 104.5
     return total

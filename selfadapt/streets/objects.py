@@ -1,7 +1,7 @@
-"""Things are made of flat faces, in metres: x to the right, y up, z ahead along the street.
+"""Scene objects of planar faces, in metres: x to the right, y up, z ahead along the street.
 
-A face has a paint, such as ``wall`` or ``tyre``, and a tint in [0, 1) that chooses among the
-colours the paint has in a look. Nothing here knows any colour.
+A face has a paint, such as ``wall`` or ``tyre``, and a tint in [0, 1) that selects one of the
+colours of the paint in a look.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,35 +21,35 @@ PAINTS = (
 
 FACE = np.dtype(
     [
-        ("corners", "i4"),  # how many points it takes from its thing's points
+        ("corners", "i4"),  # number of points
         ("label", "u1"),
         ("paint", "i4"),
         ("tint", "f8"),
         ("shade", "f8"),  # factor on the colour
-        ("layer", "i4"),  # within a thing, higher layers are painted later
-        ("closed", "?"),  # part of a closed body, so not seen from behind
-        ("facade", "i4"),  # row in the street's table of facades, 0: none
+        ("layer", "i4"),  # within an object, higher layers are drawn later
+        ("closed", "?"),  # part of a closed body: culled from behind
+        ("facade", "i4"),  # row in ``Street.facades``, 0: none
     ]
 )
 
 Flat = Sequence[tuple[float, float]]
-"""Corners of a figure in a plane."""
+"""Corners of a polygon in a plane."""
 Point = tuple[float, float, float]
 
 
 def label_of(name: str) -> int:
-    """Return the label of a class."""
+    """Return the label index of a class."""
     return STREETS_9.index(name)
 
 
 @dataclass
-class Thing:
-    """Some faces that belong together and are painted in one go."""
+class SceneObject:
+    """Faces that are drawn together."""
 
     distance: float
-    """How far ahead it is; farther things are painted first."""
+    """Distance ahead; farther objects are drawn first."""
     rank: int = 2
-    """0: the ground, 1: what stands beside the street, 2: what stands in it."""
+    """Drawing order: 0 ground, 1 beside the street, 2 in the street."""
     points: list[np.ndarray] = field(default_factory=list)
     faces: list[tuple] = field(default_factory=list)
     """Rows of ``FACE``."""
@@ -65,19 +65,19 @@ class Thing:
         closed: bool = False,
         facade: int = 0,
     ) -> None:
-        """Add one face."""
+        """Add a face."""
         self.points.append(np.asarray(points, dtype=float))
         look = label_of(label), PAINTS.index(paint), tint, shade
         self.faces.append((len(points), *look, layer, closed, facade))
 
 
-def standing(figure: Iterable[tuple[float, float]], x: float, y: float, z: float) -> list[Point]:
-    """Stand a figure of (right, up) corners at a place, facing the camera."""
-    return [(x + right, y + up, z) for right, up in figure]
+def standing(polygon: Iterable[tuple[float, float]], x: float, y: float, z: float) -> list[Point]:
+    """Return a polygon of (right, up) corners at a position, facing the camera."""
+    return [(x + right, y + up, z) for right, up in polygon]
 
 
 def lying(x0: float, x1: float, y: float, z0: float, z1: float) -> list[Point]:
-    """Return a level rectangle."""
+    """Return a horizontal rectangle."""
     return [(x0, y, z0), (x1, y, z0), (x1, y, z1), (x0, y, z1)]
 
 
@@ -89,7 +89,7 @@ def upright(start: tuple[float, float], end: tuple[float, float], low: float, hi
 
 @cache
 def ring(radius: float, corners: int = 10, turn: float = 0.0) -> tuple[tuple[float, float], ...]:
-    """Return the corners of a regular figure, clockwise from the top, turned by parts of a side."""
+    """Return the corners of a regular polygon, clockwise from the top, turned by ``turn`` sides."""
     angles = (np.arange(corners) + turn) * (2 * np.pi / corners)
     right, up = radius * np.sin(angles), radius * np.cos(angles)
     return tuple(zip(right.tolist(), up.tolist(), strict=True))

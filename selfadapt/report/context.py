@@ -1,4 +1,4 @@
-"""What the sections of a report are made of, and what they are made from."""
+"""Sections of a report, their items, and the context that they are made from."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -7,15 +7,21 @@ from typing import Any, Literal
 
 from selfadapt.protocol.results import Results, Scores
 from selfadapt.report.formats import Cell, Grid
-from selfadapt.report.published import Number, find_number, find_swept, is_published, names_of
+from selfadapt.report.published import (
+    Number,
+    find_number,
+    find_sweep_value,
+    is_published,
+    published_names,
+)
 
 MEANS = ({"cityscapes", "bdd", "idd"}, {"acdc-fog", "acdc-rain", "acdc-snow"})
-"""The domains that the paper's means are over."""
+"""Sets of domains that the paper reports a mean of."""
 
 
 @dataclass
-class Exhibit:
-    """A table or a figure with its caption; ``name`` is that of its files."""
+class ReportItem:
+    """A table or a figure with its caption; ``name`` is the stem of its files."""
 
     name: str
     caption: str
@@ -25,17 +31,17 @@ class Exhibit:
 
 @dataclass
 class Section:
-    """A part of the report."""
+    """A section of the report."""
 
     title: str
     text: str
-    exhibits: list[Exhibit] = field(default_factory=list)
+    items: list[ReportItem] = field(default_factory=list)
     pictures: list[dict[str, Any]] = field(default_factory=list)
-    """Files in the run's folder of pictures, and what they show."""
+    """Entries of the run's ``pictures/index.json``."""
 
 
-class Material:
-    """What sections are made of: the results, and what the run's record says beside them."""
+class ReportContext:
+    """Results, record and pictures of a run, and tables of them."""
 
     def __init__(
         self, results: Results, record: dict[str, Any], pictures: Sequence[dict[str, Any]]
@@ -43,7 +49,7 @@ class Material:
         self.results, self.record, self.pictures = results, record, list(pictures)
 
     def labels(self, methods: Collection[str]) -> list[str]:
-        """Return the labels of rows of these methods, in the order of the recipe."""
+        """Return the labels of the given methods, in the order of the recipe."""
         return [m.name for m in self.results.config.methods if m.method in methods]
 
     def network(self, label: str) -> str:
@@ -57,32 +63,36 @@ class Material:
         metric: str | None = "mIoU",
         best: Literal["high", "low"] = "high",
     ) -> Grid:
-        """Return a number for each method and target, and the published below, if there is one.
+        """Return a table of methods by targets, with published values where the paper has them.
 
         Args:
             labels: The methods.
-            value: What to show of their scores.
-            metric: What the paper calls that; None: it has no such number.
-            best: Whether a high or a low number is good.
+            value: The value to show of their scores.
+            metric: Name of the metric in the paper; None: the paper does not report it.
+            best: Whether higher or lower is better.
         """
         results = self.results
         columns = ("method", *results.targets, *(["mean"] if len(results.targets) > 1 else []))
         rows: list[tuple[Cell, ...]] = []
         for label in labels:
             scores = [results.scores(label, domain) for domain in results.targets]
-            values = [100 * value(one) if one.counts.confusion.any() else nan for one in scores]
+            values = [100 * value(s) if s.counts.confusion.any() else nan for s in scores]
             means = [results.mean(values)] if len(values) > 1 else []
             rows.append((label, *values, *means))
             if metric and (row := self._published_row(label, metric)) is not None:
                 rows.append(row)
         return Grid(columns, rows, best)
 
-    def swept(self, label: str, setting: str, values: Sequence[float | None]) -> list[float | None]:
-        """Return what the paper has on Cityscapes for values of a setting of self-adaptation."""
+    def sweep_values(
+        self, label: str, setting: str, values: Sequence[float | None]
+    ) -> list[float | None]:
+        """Return the paper's mIoU on Cityscapes for values of a setting of self-adaptation."""
         source, network = self.results.config.source, self.network(label)
         if self.results.method(label).method != "self-adapt":
             return [None] * len(values)
-        return [None if v is None else find_swept(source, network, setting, v) for v in values]
+        return [
+            None if v is None else find_sweep_value(source, network, setting, v) for v in values
+        ]
 
     def _spec(self, label: str) -> dict[str, Any]:
         name = self.results.trial(label).networks[0]
@@ -91,18 +101,18 @@ class Material:
 
     def _published_row(self, label: str, metric: str) -> tuple[Cell, ...] | None:
         config, spec = self.results.config, self._spec(label)
-        names = names_of(self.results.trial(label), spec["norm"], spec["dropout"])
+        names = published_names(self.results.trial(label), spec["norm"], spec["dropout"])
 
         def find(domain: str) -> Number | None:
             return find_number(config.source, spec["name"], names, domain, metric)
 
-        same = [is_published(one, config.source, config.classes) for one in config.targets]
-        targets = zip(config.targets, same, strict=True)
-        numbers = [find(domain.dataset) if good else None for domain, good in targets]
+        comparable = [is_published(d, config.source, config.classes) for d in config.targets]
+        targets = zip(config.targets, comparable, strict=True)
+        numbers = [find(domain.dataset) if same else None for domain, same in targets]
         if not any(numbers):
             return None
         if len(numbers) > 1:
-            averaged = {one.dataset for one in config.targets if one.in_mean}
-            numbers.append(find("mean") if averaged in MEANS and all(same) else None)
-        # as text: in bold stands the best of ours
-        return (f"{label}, published", *(f"{one.value:.2f}" if one else "-" for one in numbers))
+            averaged = {domain.dataset for domain in config.targets if domain.in_mean}
+            numbers.append(find("mean") if averaged in MEANS and all(comparable) else None)
+        # as text, so that only our own values are set in bold
+        return (f"{label}, published", *(f"{n.value:.2f}" if n else "-" for n in numbers))
