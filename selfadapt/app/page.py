@@ -292,16 +292,20 @@ class Page:
 
     def example(self) -> Iterator[list[Any]]:
         """Show the example, as trained first; it is computed for the first visitor only."""
-        with _user_errors(), self._example_lock:
+        with _user_errors():
+            name, network = next(iter(self.networks.loaded.items()))
+            upload = self._read(Path(self.street(*FIRST_STREET)))
             if self._example is None:
-                name, network = next(iter(self.networks.loaded.items()))
-                method = network.methods[-1]
-                upload = self._read(Path(self.street(*FIRST_STREET)))
                 trained = Request(model=name, methods={"source": {}})
-                (outcome,) = self._run(trained, upload, EXAMPLE_SESSION)
+                with self._example_lock:  # not held while the generator waits for its visitor
+                    (outcome,) = self._run(trained, upload, EXAMPLE_SESSION)
                 yield self._results(trained, upload, [replace(outcome, source_label=None)])
-                request = Request(model=name, methods={method: defaults(method, network.chosen)})
-                self._example = request, upload, self._run(request, upload, EXAMPLE_SESSION)
+            with self._example_lock:
+                if self._example is None:
+                    method = network.methods[-1]
+                    settings = defaults(method, network.chosen)
+                    request = Request(model=name, methods={method: settings})
+                    self._example = request, upload, self._run(request, upload, EXAMPLE_SESSION)
             yield self._results(*self._example)
 
     def _instructions(self) -> str:
