@@ -113,7 +113,7 @@ def test_predict_says_what_it_will_take_before_the_first_image(
     assert run_cli(*command, "-o", tmp_path / "out") == 1
     trained, times, *_ = capsys.readouterr().err.splitlines()
     assert trained == (
-        "the network was trained on rendered streets by day (the built-in world), not photographs"
+        "the network was trained on synthetic street scenes rendered in daylight, not photographs"
     )
     assert times.startswith("self-adapt: an image of 176x96 pixels takes about ")
     assert ", all 4 take about " in times
@@ -130,7 +130,7 @@ def test_the_demo_says_what_it_will_take(photos: Path, tmp_path: Path, capsys: A
     trained, times, *_ = capsys.readouterr().err.splitlines()
     assert trained.startswith("the network was trained on rendered streets")
     assert times.startswith("6 methods on 4 images take about ")
-    assert "trained on rendered streets by day" in (tmp_path / "out" / "report.html").read_text()
+    assert "trained on synthetic street scenes" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_evaluate_says_what_it_will_take(tmp_path: Path, capsys: Any) -> None:

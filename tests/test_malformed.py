@@ -162,7 +162,7 @@ def test_the_command_line_says_it_in_words(
     command = ("predict", tmp_path / "a.png", "--model", tmp_path / "net.safetensors", "-o")
     assert run_cli(*command, tmp_path / "out") == 2
     error = capsys.readouterr().err
-    assert "describes its network in a way not known here" in error
+    assert "does not describe a valid network" in error
     assert "Traceback" not in error
     assert "\x1b" not in error
     assert len(error) < 1000

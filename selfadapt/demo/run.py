@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from selfadapt.checks import check_number
 from selfadapt.cost import duration
 from selfadapt.data import open_dataset
-from selfadapt.data.reading import size_of_file
+from selfadapt.data.reading import read_image_size
 from selfadapt.demo.page import Scene, Section, Top, page
 from selfadapt.demo.pictures import compared, legend, strip, visible_classes
 from selfadapt.demo.tables import (
@@ -37,7 +37,7 @@ from selfadapt.demo.tables import (
     score_verdict,
 )
 from selfadapt.engine import described
-from selfadapt.files import make_folder, written_whole
+from selfadapt.files import atomic_write, make_folder
 from selfadapt.forecast import FEW_STEPS, LONG, total_seconds
 from selfadapt.images import load_image
 from selfadapt.labels import STREETS_9, predicted_names
@@ -293,7 +293,7 @@ def _opening_lines(
     sizes: Counter[Size] = Counter()
     for path in paths:
         with suppress(ValueError, OSError):  # it is said where it is read
-            width, height = size_of_file(path)
+            width, height = read_image_size(path)
             sizes[_shrunk_size((height, width))] += 1
     if not sizes:
         return []
@@ -329,7 +329,7 @@ def _one_core() -> Iterator[None]:
 
 
 def _write(report: Path, content: str) -> None:
-    with written_whole(report) as aside:
+    with atomic_write(report) as aside:
         aside.write_text(content, encoding="utf-8")
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from selfadapt.export.forward import adaptive_pool
 from selfadapt.export.trace import Settings, Trace, advice, explained, size_text, trace
-from selfadapt.files import check_output, written_whole
-from selfadapt.optional import need
+from selfadapt.files import atomic_write, check_output
+from selfadapt.optional import import_optional
 from selfadapt.views import size_of
 
 TOLERANCE = 1e-4
@@ -70,7 +70,7 @@ def checked_path(path: str | Path, suffix: str, overwrite: bool) -> Path:
     check_output(path, overwrite=overwrite)
     if suffix == ".onnx":
         for library in LIBRARIES:
-            need(library, "onnx")
+            import_optional(library, "onnx")
     return path
 
 
@@ -91,7 +91,7 @@ def write_onnx(traced: Trace, path: Path) -> float:
     for key, value in traced.about.items():
         graph.model.metadata_props[key] = value if isinstance(value, str) else json.dumps(value)
     _name_sizes(graph.model.graph, traced)
-    with written_whole(path) as aside:
+    with atomic_write(path) as aside:
         with explained(traced.size):
             graph.save(aside, external_data=False)
             run = _run_onnx(aside)
@@ -108,7 +108,7 @@ def write_program(traced: Trace, path: Path) -> float:
         file.seek(0)
         run: Any = torch.export.load(file).module()
     difference = _check(traced, path, run)
-    with written_whole(path) as aside:
+    with atomic_write(path) as aside:
         aside.write_bytes(file.getbuffer())
     return difference
 
@@ -124,7 +124,7 @@ def _name_sizes(graph: Any, traced: Trace) -> None:
 
 
 def _run_onnx(path: Path) -> Run:
-    onnxruntime = need("onnxruntime", "onnx")
+    onnxruntime = import_optional("onnxruntime", "onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfadapt.optional import need
+from selfadapt.optional import import_optional
 
 COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
 MARKERS = ("o", "s", "^", "D")
@@ -41,7 +41,7 @@ def scatter(groups: Mapping[str, Sequence[tuple[float, float, str]]], x: str, y:
                 _said(text), (a, b), xytext=(4, -10), textcoords="offset points", fontsize=7
             )
     axes.set(xlabel=x, ylabel=y, xscale="log")
-    ticks = need("matplotlib.ticker", "report")
+    ticks = import_optional("matplotlib.ticker", "report")
     axes.xaxis.set_major_locator(ticks.LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
@@ -82,7 +82,9 @@ def _said(text: str) -> str:
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
-    figure = need("matplotlib.figure", "report").Figure((width, height), layout="constrained")
+    figure = import_optional("matplotlib.figure", "report").Figure(
+        (width, height), layout="constrained"
+    )
     return figure, figure.subplots()
 
 
@@ -90,7 +92,7 @@ def _panels(number: int, columns: int, width: float, height: float) -> tuple[Any
     """Return a figure with so many places, in rows of at most so many columns."""
     columns = min(columns, number)
     rows = -(-number // columns)
-    figure = need("matplotlib.figure", "report").Figure(
+    figure = import_optional("matplotlib.figure", "report").Figure(
         (width * columns, height * rows), layout="constrained"
     )
     places = list(figure.subplots(rows, columns, squeeze=False).flat)
