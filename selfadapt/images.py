@@ -82,7 +82,7 @@ def read_image(image: Path | PILImage.Image) -> Tensor:
     return _from_file(image, 3, None) if isinstance(image, Path) else _from_pil(image, 3, None)
 
 
-def count_pictures(path: Path) -> int:
+def count_frames(path: Path) -> int:
     """Return the number of frames in a TIFF, GIF, WebP or PNG file; 1 for any other file.
 
     Reduced copies of the first frame, as in the pyramids of aerial images, do not count.

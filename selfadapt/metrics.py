@@ -119,8 +119,8 @@ def _counts(sums: np.ndarray, num: int, cells: Cells) -> Counts:
     confusion, by_hit, confidence = np.split(sums, np.cumsum(cells[:2]))
     if num_invalid := int(confusion[-num:].sum()):
         raise ValueError(
-            f"{num_invalid} pixels cannot be counted: labels must be 0 to {num - 1} or {IGNORE}, and "
-            "probabilities numbers"
+            f"{num_invalid} pixels cannot be counted: labels must be 0 to {num - 1} or {IGNORE}, "
+            "and probabilities numbers"
         )
     by_hit = by_hit.reshape(num + 1, BINS, 2)[:num]
     confidence = confidence.reshape(num + 1, BINS)[:num]

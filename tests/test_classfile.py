@@ -139,7 +139,7 @@ def test_other_colours_are_other_outputs(here: Path, capsys: Any) -> None:
     assert run_cli(*own(here), "--classes", "c.json") == 0
     Path("c.json").write_text('{"a": "red", "b": "green", "c": "white"}')
     assert run_cli(*own(here), "--classes", "c.json") == 2
-    assert "holds predictions made otherwise" in capsys.readouterr().err
+    assert "classes.c: [0, 0, 255] -> [255, 255, 255]" in capsys.readouterr().err
 
 
 def test_one_name_is_the_class_of_a_network_with_one_channel(here: Path) -> None:

@@ -551,7 +551,7 @@ def test_nothing_is_assumed_of_networks_of_known_libraries(address: str) -> None
 
 def test_what_a_network_was_trained_on_is_kept_in_its_file(tmp_path: Path) -> None:
     model: Any = selfadapt.open_model("streets")
-    assert "rendered streets" in model.spec.trained_on
+    assert "synthetic street scenes" in model.spec.trained_on
     selfadapt.save_model(model, tmp_path / "net.safetensors")
     loaded: Any = selfadapt.open_model(tmp_path / "net.safetensors")
     assert loaded.spec == model.spec

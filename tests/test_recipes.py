@@ -336,16 +336,16 @@ COMMANDS = {
     "an unknown split": ("--source.split trian", "^selfadapt train: .*no split 'trian'.*all"),
     "no class in common": (
         "--model.classes cityscapes-19 --source.classes ['tree','house','cow']",
-        "^selfadapt train: no class of folder/all is among.*it has tree, house, cow",
+        "^selfadapt train: folder/all has no class of the requested.*it has tree, house, cow",
     ),
     "no class in common in validation": (
         "--validation.classes ['tree','house','cow']",
-        "^selfadapt train: no class of folder/all is among.*it has tree, house, cow",
+        "^selfadapt train: folder/all has no class of the requested.*it has tree, house, cow",
     ),
     "no GPU": ("--machine.accelerator gpu", "^selfadapt train: there is no GPU here; use"),
     "a network from elsewhere": (
         "--model.name hf:nvidia/segformer",
-        "^selfadapt train: hf:nvidia/segformer cannot be rebuilt.*take a name of",
+        "^selfadapt train: hf:nvidia/segformer cannot be rebuilt.*use a name of",
     ),
     "a target for validation": ("--targets [ROOT/validation]", "^selfadapt train: .*is a target"),
 }

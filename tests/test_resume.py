@@ -206,7 +206,7 @@ def test_no_saved_state_lacks_a_network_it_holds_for_the_best(
             assert (tmp_path / f"epoch_{epoch:03}.safetensors").exists()
 
 
-@pytest.mark.parametrize("place", ["finish", "_best", "_summary", "_say_end"])
+@pytest.mark.parametrize("place", ["finish", "_best", "_summary", "_print_end"])
 def test_a_run_killed_at_its_end_is_ended_later(
     whole: Path, content: dict[str, Any], tmp_path: Path, place: str
 ) -> None:
@@ -753,7 +753,7 @@ def test_a_validation_domain_without_labels_is_refused(
     empty = write_domain(tmp_path / "empty", 2, 5)
     for path in (empty / "labels").iterdir():
         Image.fromarray(np.full((64, 96), 255, np.uint8)).save(path)
-    with pytest.raises(ValueError, match="no pixel of folder/all has a class of the network's"):
+    with pytest.raises(ValueError, match="no pixel of folder/all has a class of the network"):
         train(as_config({**content, "validation": domain(empty)}), tmp_path / "run")
 
 

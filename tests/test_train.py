@@ -593,7 +593,7 @@ def test_statistics_that_are_not_finite_start_anew(
     ("name", "frozen", "said"),
     [
         ("backbone.bn1.running_var", True, r"not finite \(backbone.bn1\).* frozen_batchnorm"),
-        ("backbone.bn1.weight", False, "are not finite: look at backbone.bn1.weight"),
+        ("backbone.bn1.weight", False, "are not finite, see backbone.bn1.weight"),
     ],
 )
 def test_weights_that_no_training_mends_are_refused(

@@ -138,7 +138,7 @@ def run_check(
     classes: str | Sequence[str] | None = None,
     output: Path | None = None,
     overwrite: bool = False,
-    say: Callable[[Report], None] | None = None,
+    show: Callable[[Report], None] | None = None,
 ) -> int:
     """Check a dataset, report the result, and return 0 without problems, else 1.
 
@@ -149,7 +149,7 @@ def run_check(
         classes: For ``folder``: the classes of the label files.
         output: Image file to write a contact sheet of some pairs to.
         overwrite: Replace an existing image file.
-        say: Receives the report. None: it is printed.
+        show: Receives the report. None: it is printed.
     """
     if output is not None:
         check_output(output, overwrite=overwrite)
@@ -164,7 +164,7 @@ def run_check(
             classes=classes,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    (say or print_report)(report)
+    (show or print_report)(report)
     if output is not None and any(len(part.dataset) for part in report.splits):
         sheet = contact_sheet([part.dataset for part in report.splits])
         with atomic_write(output) as temporary:
@@ -224,7 +224,13 @@ def _read_all(report: SplitReport) -> Iterator[None]:
     checks = pool.map(partial(_read, report.dataset), pairs)
     try:
         for pair, check in zip(pairs, checks, strict=True):
-            _add(report, pair, check)
+            if check.unreadable:
+                report.unreadable.append(check.unreadable)
+            if check.size:
+                report.sizes.append(check.size)
+            report.pixels.update(check.pixels)
+            for raw_id in check.pixels.keys() - report.dataset.table.ids.keys():
+                report.unknown_ids.setdefault(raw_id, []).append(pair.label)
             yield
     finally:  # if the caller stops early, do not wait for the rest
         pool.shutdown(wait=False, cancel_futures=True)
@@ -240,16 +246,6 @@ def _read(dataset: Dataset, pair: Pair) -> _PairCheck:
     counts = np.bincount(raw.ravel())
     pixels = {int(raw_id): int(counts[raw_id]) for raw_id in counts.nonzero()[0]}
     return _PairCheck(size=size, pixels=pixels)
-
-
-def _add(report: SplitReport, pair: Pair, check: _PairCheck) -> None:
-    if check.unreadable:
-        report.unreadable.append(check.unreadable)
-    if check.size:
-        report.sizes.append(check.size)
-    report.pixels.update(check.pixels)
-    for raw_id in check.pixels.keys() - report.dataset.table.ids.keys():
-        report.unknown_ids.setdefault(raw_id, []).append(pair.label)
 
 
 def _examples(what: str, items: Sequence[object]) -> list[str]:

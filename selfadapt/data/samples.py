@@ -71,7 +71,11 @@ class Dataset:
         if image.size != raw.shape[::-1]:
             raise ValueError(size_error(pair, image.size, raw.shape[::-1]))
         if not self._is_known[raw].all():
-            raise ValueError(self._id_error(pair, raw))
+            ids = sorted(set(self.table.ids) - {IGNORE})
+            raise ValueError(
+                f"label {pair.label} holds id {self.unknown_ids(raw)[0]}, but the ids of "
+                f"{self.name} go from {ids[0]} to {ids[-1]}; {self.wrong_id}"
+            )
         return Sample(pair.name, image, self._train_ids[raw])
 
     def read(self, pair: Pair) -> tuple[PILImage.Image, np.ndarray]:
@@ -81,13 +85,6 @@ class Dataset:
     def unknown_ids(self, raw: np.ndarray) -> list[int]:
         """Return the raw ids that are not in the table."""
         return np.unique(raw[~self._is_known[raw]]).tolist()
-
-    def _id_error(self, pair: Pair, raw: np.ndarray) -> str:
-        ids = sorted(set(self.table.ids) - {IGNORE})
-        return (
-            f"label {pair.label} holds id {self.unknown_ids(raw)[0]}, but the ids of {self.name} "
-            f"go from {ids[0]} to {ids[-1]}; {self.wrong_id}"
-        )
 
 
 class Streets(Dataset):

@@ -127,11 +127,11 @@ def crop_pair(
 def change_colors(images: Tensor, colors: list[ColorChange]) -> Tensor:
     """Apply colour augmentation to images ``(B, 3, H, W)``, uint8; return them in [0, 1]."""
     return torch.stack(
-        [_recolored(image / 255, color) for image, color in zip(images, colors, strict=True)]
+        [_change_colors(image / 255, color) for image, color in zip(images, colors, strict=True)]
     )
 
 
-def _recolored(image: Tensor, color: ColorChange) -> Tensor:
+def _change_colors(image: Tensor, color: ColorChange) -> Tensor:
     if color.blur > 0:
         size = 2 * ceil(3 * color.blur) + 1  # three standard deviations on both sides
         image = TF.gaussian_blur(image, [size, size], [color.blur, color.blur])

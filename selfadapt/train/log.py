@@ -28,7 +28,9 @@ class CsvLog:
 
     def __init__(self, path: Path, columns: Sequence[str], last: int) -> None:
         self.path = path
-        rows = [row for row in read_rows(path) if float(row[0]) <= last] if path.exists() else []
+        rows = (
+            [row for row in read_csv_rows(path) if float(row[0]) <= last] if path.exists() else []
+        )
         with atomic_write(path) as temporary, temporary.open("w", newline="") as file:
             csv.writer(file).writerows([columns, *rows])
 
@@ -44,7 +46,7 @@ class CsvLog:
             ) from error
 
 
-def read_rows(path: Path) -> list[list[str]]:
+def read_csv_rows(path: Path) -> list[list[str]]:
     """Return the rows of a CSV file without header and without an incomplete last row."""
     with path.open(newline="") as file:
         text = file.read()
@@ -117,12 +119,12 @@ def draw_curves(folder: Path) -> None:
         figsize=(11, 4), layout="constrained"
     )
     left, right = figure.subplots(1, 2)
-    steps = [[float(value) for value in row] for row in read_rows(folder / "log.csv")]
+    steps = [[float(value) for value in row] for row in read_csv_rows(folder / "log.csv")]
     if steps:
         left.plot([row[0] for row in steps], [row[2] for row in steps], linewidth=0.8)
     left.set(xlabel="step", ylabel="cross-entropy", yscale="log", title="training loss")
     by_alpha: dict[str, list[tuple[int, float]]] = {}
-    for epoch, alpha, mean_iou in read_rows(folder / "validation.csv"):
+    for epoch, alpha, mean_iou in read_csv_rows(folder / "validation.csv"):
         by_alpha.setdefault(alpha, []).append((int(epoch), 100 * float(mean_iou)))
     for number, (alpha, points) in enumerate(by_alpha.items()):
         color = (0.85 * number / max(1, len(by_alpha) - 1), 0.35, 0.6)

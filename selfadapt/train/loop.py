@@ -313,8 +313,9 @@ class TrainingRun:
 
     def _print_start(self) -> None:
         for domain in (self.source, self.validation):
-            for note in () if domain is None else domain.notes:
-                self.fabric.print(f"note: {domain.name if domain else ''}: {note}")
+            if domain is not None:
+                for note in domain.notes:
+                    self.fabric.print(f"note: {domain.name}: {note}")
         if self.state.step == self.num_steps:
             self.fabric.print(f"this run is finished: all {self.num_steps} steps are done")
         elif self.state.step:
