@@ -42,9 +42,10 @@ def remove_partial_files(folder: Path, *files: str) -> None:
     for file in map(Path, files):
         for temporary in folder.glob(str(file.parent / f".{file.name}.*.part")):
             if temporary.name.split(".")[-2].isdecimal():
-                shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(
-                    missing_ok=True
-                )
+                if temporary.is_dir():
+                    shutil.rmtree(temporary)
+                else:
+                    temporary.unlink(missing_ok=True)
 
 
 def file_name(text: str) -> str:

@@ -105,11 +105,8 @@ def count(label: Tensor, probs: Tensor, sum_pixels: SumPixels | None = None) -> 
                 [1, 0]])
     """
     num = len(probs)
-    cells = (
-        (num + 1) * num,
-        (num + 1) * BINS * 2,
-        (num + 1) * BINS,
-    )  # an extra row for invalid pixels
+    rows = num + 1  # one more for invalid pixels
+    cells = rows * num, rows * BINS * 2, rows * BINS
     sums = (sum_pixels or _sum_pixels)(label, probs, cells)
     return _counts(sums.cpu().numpy(), num, cells)
 

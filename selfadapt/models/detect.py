@@ -136,7 +136,7 @@ class Probe:
         return scores if scores.numel() else None
 
     def sees_all(self, interface: Interface, size: Size, scores: Tensor) -> bool:
-        """Return True if scores depend on the last row or the last column of an image."""
+        """Return True if scores depend on both the last row and the last column of an image."""
         if bool((scores == scores.flatten()[0]).all()):
             return True  # constant scores, nothing can be concluded
         for last in ((..., -1, slice(None)), (..., -1)):
