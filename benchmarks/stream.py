@@ -20,7 +20,7 @@ from PIL import Image
 
 from selfadapt import create_method, open_model
 from selfadapt.devices import find_device
-from selfadapt.images import enlarged, read_image
+from selfadapt.images import read_image, rescale
 from selfadapt.methods import Segments
 from selfadapt.predict import predict, write_result
 from selfadapt.streets import render
@@ -33,7 +33,7 @@ def make_images(folder: Path, number: int, width: int) -> Paths:
     paths = [folder / f"{seed:04}.png" for seed in range(number)]
     for seed, path in enumerate(paths):
         picture = Image.fromarray(render("night", seed=seed)[0])
-        enlarged(picture, width / picture.width).save(path)
+        rescale(picture, width / picture.width).save(path)
     return paths
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from selfadapt import METHODS, create_method, create_model, open_model
 from selfadapt.data import Dataset, open_dataset
-from selfadapt.images import enlarged, load_image
+from selfadapt.images import load_image, rescale
 from selfadapt.methods import Segments
-from selfadapt.metrics import Score, in_space
+from selfadapt.metrics import Score, to_class_space
 
 
 def open_network(place: str | None, weights: Path | None, dilation: str = "released") -> Any:
@@ -54,7 +54,7 @@ def read_pairs(dataset: Dataset, scale: float, every: int) -> Iterator[tuple[Ten
     """Yield each image ``(3, H, W)`` with its label at the stored size."""
     for number in range(0, len(dataset), every):
         sample = dataset[number]
-        image = load_image(enlarged(sample.image, scale))
+        image = load_image(rescale(sample.image, scale))
         yield image, torch.from_numpy(sample.label).long()
 
 
@@ -80,7 +80,7 @@ def evaluate(
             result = method(image)
             label = label.to(result.probs.device)
             probs = F.interpolate(result.probs[None], label.shape, mode="bilinear")[0]
-            scores[name].add(label, in_space(probs, classes, dataset.space))
+            scores[name].add(label, to_class_space(probs, classes, dataset.space))
             seconds[name].append(result.seconds)
     return scores, seconds
 

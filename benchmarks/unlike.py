@@ -21,7 +21,7 @@ from street import open_domain, open_network, read_pairs
 from selfadapt import Result, SelfAdapt
 from selfadapt.images import load_image
 from selfadapt.method import UNLIKE
-from selfadapt.metrics import Score, in_space
+from selfadapt.metrics import Score, to_class_space
 from selfadapt.pseudo import view_confidence
 
 POOR = 0.3
@@ -71,7 +71,7 @@ def main() -> None:
         for image, label in read_pairs(dataset, scale, args.every):
             result = method(image.to(args.device))
             probs = F.interpolate(result.probs[None].cpu(), label.shape, mode="bilinear")[0]
-            score.add(label, in_space(probs, model.spec.classes, dataset.space))
+            score.add(label, to_class_space(probs, model.spec.classes, dataset.space))
             rows.append(signs(result))
             noted.setdefault(domain, []).append(UNLIKE in result.notes)
         ious += score.image_iou

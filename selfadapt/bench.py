@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from selfadapt.cost import duration
 from selfadapt.engine import NO_SHORTCUTS, Fast
 from selfadapt.engine.settings import Precision
-from selfadapt.files import make_folder, written_whole
+from selfadapt.files import atomic_write, make_folder
 from selfadapt.forecast import image_seconds
 from selfadapt.methods import Segments, create_method
 from selfadapt.models.create import create_model
@@ -354,9 +354,9 @@ def write_bench(rows: Iterable[Timing], about: str, folder: Path) -> None:
         "bench.json": json.dumps({"about": about, "rows": [asdict(row) for row in rows]}, indent=1),
     }
     for name, text in texts.items():
-        with written_whole(folder / name) as temporary:
+        with atomic_write(folder / name) as temporary:
             temporary.write_text(text)
-    with written_whole(folder / "bench.csv") as temporary, temporary.open("w", newline="") as file:
+    with atomic_write(folder / "bench.csv") as temporary, temporary.open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *map(as_cells, rows)])
 
 
@@ -392,5 +392,5 @@ def draw_bench(rows: Sequence[Timing], path: Path) -> None:
         axes.set(xlabel=name, ylabel="milliseconds", xlim=(0, None), ylim=(0, None))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)

@@ -1,4 +1,4 @@
-"""Settings that are not what they must be, refused with one and the same sentence."""
+"""Validation of settings, with uniform error messages."""
 
 from dataclasses import fields
 from math import inf
@@ -16,22 +16,22 @@ def check_number(
         Traceback (most recent call last):
         ValueError: steps must be a whole number, 0 or more, got -1
     """
-    good = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    if not (good and low <= value <= high):  # type: ignore[operator]
-        sort = "a whole number" if whole else "a number"
+    is_valid_type = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not (is_valid_type and low <= value <= high):  # type: ignore[operator]
+        kind = "a whole number" if whole else "a number"
         span = f"{low} or more" if high == inf else f"{low} to {high}"
-        raise ValueError(f"{name} must be {sort}, {span}, got {shortened(value)}")
+        raise ValueError(f"{name} must be {kind}, {span}, got {shortened(value)}")
 
 
 def shortened(value: object, length: int = 80) -> str:
-    """Return how Python writes a value that came from a file, cut to a length a person reads.
+    """Return the ``repr`` of an untrusted value, shortened to ``length`` characters.
 
     Example:
         >>> shortened("a" * 100, 10)
         "'aaaaaaaaa..."
     """
     if isinstance(value, str | bytes):
-        value = value[:length]  # it may have millions of characters
+        value = value[:length]  # avoids the repr of millions of characters
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # nested too deeply, or a number of thousands of digits
@@ -39,8 +39,8 @@ def shortened(value: object, length: int = 80) -> str:
     return text if len(text) <= length else f"{text[:length]}..."
 
 
-def check_given(config: Any) -> None:
-    """Raise ValueError where a setting of a dataclass is null that may not be."""
+def check_not_none(config: Any) -> None:
+    """Raise ValueError if a setting of a dataclass is None although its default is not."""
     for field in fields(config):
         if getattr(config, field.name) is None and field.default is not None:
             raise ValueError(f"{field.name} must have a value, got null; or leave it out")

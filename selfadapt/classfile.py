@@ -1,8 +1,8 @@
-"""Names and colours of classes in files, as ``--classes FILE`` reads and ``predict`` writes them.
+"""Read and write files with the names and colours of classes (``--classes FILE``).
 
 A text file has a name on each line. A JSON or YAML file has a list of names; a list of entries with
-``name`` and ``color``, which is what ``predict`` writes to ``classes.json``; colours by name; or
-names by number, as ``id2label`` of Hugging Face.
+``name`` and ``color``, as in the ``classes.json`` of ``predict``; a mapping of names to colours; or
+a mapping of indices to names, as ``id2label`` of Hugging Face.
 """
 
 import json
@@ -21,11 +21,11 @@ SUFFIXES = (".json", ".txt", ".yaml", ".yml")
 
 
 def read_classes(path: Path) -> dict[str, Color | None]:
-    """Return the classes in a file, in the order of their index, with the colours it has for them.
+    """Return the classes in a file, in the order of their index, with their colours or None.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It holds no classes, or some twice, or what is no name or colour.
+        FileNotFoundError: The file does not exist.
+        ValueError: Names or colours are invalid, or names are not unique.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file of classes {path}")
@@ -33,7 +33,7 @@ def read_classes(path: Path) -> dict[str, Color | None]:
         raise ValueError(f"{path} is too large for a file of classes, {MAX_BYTES} bytes at most")
     try:
         text = path.read_text(encoding="utf-8-sig")
-        entries = _entries(_parsed(text, path.suffix.lower()))
+        entries = _entries(_parse(text, path.suffix.lower()))
         names = [name for name, _ in entries]
         class_names(names)
         return {name: _color(color) for name, color in entries}
@@ -50,7 +50,7 @@ def read_classes(path: Path) -> dict[str, Color | None]:
         raise ValueError(f"{path} holds no classes: {error}") from error
 
 
-def _parsed(text: str, suffix: str) -> Any:
+def _parse(text: str, suffix: str) -> Any:
     if suffix == ".json":
         return json.loads(text, object_pairs_hook=_unique)
     if suffix in SUFFIXES and suffix != ".txt":
@@ -71,14 +71,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entries(content: Any) -> list[tuple[str, Any]]:
-    """Return names with their colours from any form of a file."""
+    """Return pairs of name and colour from the content of a file."""
     if isinstance(content, Mapping):
-        numbers = {str(key): name for key, name in content.items()}
-        if numbers and all(key.isdecimal() for key in numbers):
-            missing = [index for index in range(len(numbers)) if str(index) not in numbers]
+        by_index = {str(key): name for key, name in content.items()}
+        if by_index and all(key.isdecimal() for key in by_index):
+            missing = [index for index in range(len(by_index)) if str(index) not in by_index]
             if missing:
-                raise ValueError(f"there is no class of the number {missing[0]}")
-            return [(numbers[str(index)], None) for index in range(len(numbers))]
+                raise ValueError(f"there is no class with the index {missing[0]}")
+            return [(by_index[str(index)], None) for index in range(len(by_index))]
         return list(content.items())
     if not isinstance(content, list):
         raise ValueError(f"it must be a list of names, or names with colours, got "
@@ -92,7 +92,7 @@ def _entries(content: Any) -> list[tuple[str, Any]]:
             raise ValueError(f"a class must have a name, got {shortened(entry)}")
         if entry.get("index", index) != index:
             raise ValueError(
-                f"classes must be in the order of their index, but at place {index} is "
+                f"classes must be in the order of their index, but at index {index} is "
                 f"{shortened(entry['index'])}"
             )
         entries.append((entry["name"], entry.get("color")))
@@ -121,7 +121,7 @@ def _is_level(value: object) -> bool:
 
 
 def classes_json(names: Sequence[str], colors: Sequence[Color]) -> str:
-    """Return classes as a JSON file has them: a line with index, name and colour for each."""
+    """Return classes as JSON, with a line of index, name and colour for each."""
     rows = zip(range(len(names)), names, colors, strict=True)
     lines = [json.dumps({"index": i, "name": name, "color": color}) for i, name, color in rows]
     return "[\n" + ",\n".join(lines) + "\n]\n"

@@ -1,7 +1,7 @@
-"""A private copy of a network: whatever is done to the copy, the original stays as it is.
+"""Private copies of networks, which share no state with the original.
 
-Every image gets a copy of its own, so that nothing is ever put back, nothing is carried over to the
-next image, and several threads may use one network.
+Each image is adapted to on a copy, so that nothing has to be restored, no state is carried over to
+the next image, and several threads may use the same network.
 """
 
 import copy
@@ -24,21 +24,21 @@ HOOKS = (
 STANDARD = nn.Module().__dict__.keys()
 """Attributes that every module has."""
 NewTensor = Callable[[str, Tensor], Tensor]
-"""Makes an empty tensor for the copy of a parameter or buffer, of its name and value."""
+"""Creates an empty tensor for the copy of a parameter or buffer, from its name and value."""
 
 
 def private_copy(model: nn.Module, new_tensor: NewTensor | None = None) -> nn.Module:
     """Return a copy of a network that shares no state with it, in evaluation mode.
 
-    Functions that were put on modules (hooks, a replaced ``forward``) work on the copy where they
-    refer to the network; what else they refer to is the caller's, who still sees every run.
+    In functions that were set on modules (hooks, a replaced ``forward``), references to the network
+    are replaced by references to the copy; all other objects they refer to are shared.
 
     Args:
         model: The network.
-        new_tensor: Makes the tensors of the copy, where they differ in dtype or layout.
+        new_tensor: Creates the tensors of the copy, if they differ in dtype or layout.
 
     Raises:
-        TypeError: The network holds something that cannot be copied.
+        TypeError: The network cannot be copied.
     """
     copies: list[tuple[Tensor, Tensor]] = []
     memo: dict[int, Any] = {}
@@ -58,16 +58,16 @@ def private_copy(model: nn.Module, new_tensor: NewTensor | None = None) -> nn.Mo
         for kind in HOOKS:
             hooks_of_kind = getattr(module, kind)
             for key, hook in hooks_of_kind.items():
-                hooks_of_kind[key] = _rebound(hook, memo, functions)
+                hooks_of_kind[key] = _rebind(hook, memo, functions)
         for name, value in vars(module).items():
             if isinstance(value, FunctionType):
-                module.__dict__[name] = _rebound(value, memo, functions)
+                module.__dict__[name] = _rebind(value, memo, functions)
         module.training = False
     return copied
 
 
 def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return parameters and buffers, but for those of compiled modules, which copy themselves."""
+    """Return parameters and buffers, except for scripted modules, which copy their own."""
     compiled = {
         id(tensor)
         for module in model.modules()
@@ -79,7 +79,7 @@ def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _copy_values(copies: list[tuple[Tensor, Tensor]]) -> None:
-    """Fill tensors with values: those that differ in nothing else in one go, on a GPU at once."""
+    """Copy values, with a single foreach operation for tensors of equal dtype and layout."""
     alike = [(n, o) for n, o in copies if n.dtype == o.dtype and n.stride() == o.stride()]
     if alike:
         torch._foreach_copy_([new for new, _ in alike], [old for _, old in alike])
@@ -90,12 +90,12 @@ def _copy_values(copies: list[tuple[Tensor, Tensor]]) -> None:
 
 
 class _DetachedCopies(TorchFunctionMode):
-    """Lets features that a network keeps on itself be copied: without their history."""
+    """Detaches non-leaf tensors, such as stored features, which cannot be deep-copied."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run a function."""
+        """Detach the argument of ``Tensor.__deepcopy__``."""
         if func is Tensor.__deepcopy__ and not args[0].is_leaf:
             args = (args[0].detach(), *args[1:])
         return func(*args, **(kwargs or {}))
@@ -103,18 +103,18 @@ class _DetachedCopies(TorchFunctionMode):
 
 def _deep_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """Copy a network; an attribute that cannot be copied, such as a lock, is shared."""
-    given = dict(memo)
+    initial_memo = dict(memo)
     with _DetachedCopies():
         try:
             return copy.deepcopy(model, memo)
         except Exception:
             memo.clear()
-            memo.update(given)
+            memo.update(initial_memo)
         for module in model.modules():
             for name, value in vars(module).items():
                 if name not in STANDARD:
                     try:
-                        copy.deepcopy(value, dict(given))
+                        copy.deepcopy(value, dict(initial_memo))
                     except Exception:
                         memo[id(value)] = value
         try:
@@ -122,24 +122,24 @@ def _deep_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
         except Exception as error:
             raise TypeError(
                 f"{type(model).__name__} cannot be copied ({error}), and adaptation works on a "
-                "copy of the network; give it a __deepcopy__, or take out what cannot be copied"
+                "copy of the network; give it a __deepcopy__, or remove what cannot be copied"
             ) from error
 
 
-def _rebound(value: Any, memo: Mapping[int, Any], functions: dict[int, Any]) -> Any:
-    """Return a function that refers to copies where ``value`` refers to originals.
+def _rebind(value: Any, memo: Mapping[int, Any], functions: dict[int, Any]) -> Any:
+    """Return a function with references to originals replaced by references to copies.
 
     Args:
-        value: A function, or what it refers to.
+        value: A function, or an object that it refers to.
         memo: The copies, by the id of the original.
-        functions: The functions made so far, by the id of the original.
+        functions: Functions that were already rebound, by the id of the original.
     """
     if isinstance(value, MethodType):
-        return MethodType(value.__func__, _rebound(value.__self__, memo, functions))
+        return MethodType(value.__func__, _rebind(value.__self__, memo, functions))
     if isinstance(value, partial):
-        args = [_rebound(arg, memo, functions) for arg in value.args]
-        keywords = {key: _rebound(arg, memo, functions) for key, arg in value.keywords.items()}
-        return partial(_rebound(value.func, memo, functions), *args, **keywords)
+        args = [_rebind(arg, memo, functions) for arg in value.args]
+        keywords = {key: _rebind(arg, memo, functions) for key, arg in value.keywords.items()}
+        return partial(_rebind(value.func, memo, functions), *args, **keywords)
     if not isinstance(value, FunctionType):
         return memo.get(id(value), value)
     if id(value) not in functions:
@@ -147,11 +147,11 @@ def _rebound(value: Any, memo: Mapping[int, Any], functions: dict[int, Any]) -> 
         cells = tuple(CellType() for _ in closure)
         new = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
         functions[id(value)] = new
-        new.__defaults__ = tuple(_rebound(d, memo, functions) for d in value.__defaults__ or ())
+        new.__defaults__ = tuple(_rebind(d, memo, functions) for d in value.__defaults__ or ())
         defaults = (value.__kwdefaults__ or {}).items()
-        new.__kwdefaults__ = {key: _rebound(d, memo, functions) for key, d in defaults}
+        new.__kwdefaults__ = {key: _rebind(d, memo, functions) for key, d in defaults}
         new.__dict__.update(value.__dict__)
         for cell, old in zip(cells, closure, strict=True):
             with suppress(ValueError):  # a cell may be empty
-                cell.cell_contents = _rebound(old.cell_contents, memo, functions)
+                cell.cell_contents = _rebind(old.cell_contents, memo, functions)
     return functions[id(value)]

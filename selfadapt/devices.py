@@ -1,4 +1,4 @@
-"""Where to compute."""
+"""Devices, CPU cores and torchrun."""
 
 import os
 
@@ -6,30 +6,32 @@ import torch
 
 
 def refuse_torchrun(verb: str) -> None:
-    """Raise ValueError in one of several processes that torchrun has started."""
+    """Raise ValueError if torchrun has started several processes."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError(
-            f"selfadapt {verb} is not shared by torchrun; start processes with --shard i/n, each "
+            f"selfadapt {verb} does not support torchrun; start processes with --shard i/n, each "
             "on a GPU of its own with CUDA_VISIBLE_DEVICES"
         )
 
 
 def num_cores() -> int:
-    """Return how many cores there are for this process, and each that torchrun started with it."""
-    known = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
-    started = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, cores // max(1, int(started) if started.isdecimal() else 1))
+    """Return the number of cores for this process, shared with others of torchrun."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, cores // max(1, int(processes) if processes.isdecimal() else 1))
 
 
 def find_device(name: str) -> torch.device:
-    """Return a device by name; ``auto`` takes a GPU if there is one."""
+    """Return a device by name; ``auto`` selects a GPU if available."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.zeros(1, device=name).device
         if device.type == "meta":
-            raise RuntimeError("the meta device holds no numbers")
+            raise RuntimeError("tensors on the meta device have no values")
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"there is no device {name!r} here, use --device cpu") from error
     if device.type == "cuda":

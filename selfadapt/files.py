@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Atomic writes, file locks and output paths."""
 
 import os
 import re
@@ -14,39 +14,42 @@ except ModuleNotFoundError:  # Windows
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Write a file aside and move it into place at the end, so that it is never half there."""
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write, which replaces ``path`` at the end of the block."""
     check_output(path, overwrite=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield aside
-        with aside.open("rb") as file:
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        aside.replace(path)
+        temporary.replace(path)
     except OSError as error:
         raise OSError(
             f"{path} could not be written ({error.strerror or error}); nothing of it was changed"
         ) from error
     finally:
         with suppress(OSError):  # on a disk that cannot be written to
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
-def remove_parts(folder: Path, *files: str) -> None:
-    """Remove what processes that are gone have left half written; nobody may write there now.
+def remove_partial_files(folder: Path, *files: str) -> None:
+    """Remove temporary files of killed processes; no other process may write to the folder.
 
     Args:
-        folder: Where they wrote.
-        files: What they wrote, as patterns relative to the folder; anything else stays.
+        folder: The folder.
+        files: Patterns of the written files, relative to the folder.
     """
     for file in map(Path, files):
-        for aside in folder.glob(str(file.parent / f".{file.name}.*.part")):
-            if aside.name.split(".")[-2].isdecimal():
-                shutil.rmtree(aside) if aside.is_dir() else aside.unlink(missing_ok=True)
+        for temporary in folder.glob(str(file.parent / f".{file.name}.*.part")):
+            if temporary.name.split(".")[-2].isdecimal():
+                if temporary.is_dir():
+                    shutil.rmtree(temporary)
+                else:
+                    temporary.unlink(missing_ok=True)
 
 
 def file_name(text: str) -> str:
-    """Return a text as a file may be called, shortened to 100 bytes.
+    """Return a text as a valid file name of at most 100 bytes.
 
     Example:
         >>> file_name("night, san/1")
@@ -56,9 +59,9 @@ def file_name(text: str) -> str:
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:
-    """Say before the work, not after it, why a file cannot be written."""
+    """Raise an error before a computation if its output file cannot be written."""
     if path.is_dir():
-        raise IsADirectoryError(f"a file is to be written, but {path} is a folder")
+        raise IsADirectoryError(f"the output must be a file, but {path} is a folder")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
     if path.exists() and not overwrite:
@@ -69,10 +72,10 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 
 
 def lock(file: int, *, shared: bool = False) -> bool:
-    """Keep other processes from locking an open file; return False where one has done so.
+    """Lock an open file; return False if another process has locked it.
 
-    A shared lock keeps them from one that is not. Where the system or the disk knows no locks there
-    is nothing to keep them from it.
+    A shared lock only excludes exclusive locks. On systems and disks without locks, nothing is
+    locked and the result is True.
     """
     if fcntl is None:
         return True
@@ -80,22 +83,22 @@ def lock(file: int, *, shared: bool = False) -> bool:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # this disk knows none
+    except OSError:  # this disk does not support locks
         pass
     return True
 
 
 _LOCKED: set[int] = set()
-"""Open files that this process has locked, and forked processes close."""
+"""Locked files of this process, which forked processes close."""
 
 
-def hold(file: int) -> None:
-    """Keep a locked file from processes forked later: they would hold the lock while they live."""
+def close_after_fork(file: int) -> None:
+    """Close a locked file in forked processes, which would otherwise hold the lock as well."""
     _LOCKED.add(file)
 
 
-def release(file: int) -> None:
-    """Close a file that is held: others may lock it."""
+def release_lock(file: int) -> None:
+    """Close a locked file, so that other processes may lock it."""
     _LOCKED.remove(file)
     os.close(file)
 
@@ -110,7 +113,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those it lies in, unless it is there."""
+    """Create a folder and its parents unless they exist."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Images in, pictures out: any form of image as one tensor, and masks as a person can see them."""
+"""Load images of any form as tensors, and convert tensors and masks to PIL images."""
 
 import os
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ Image = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 """A path, a PIL image, an array (H, W, C) or (H, W), or a tensor (C, H, W)."""
 Device = torch.device | str | None
 MANY_CHANNELS = 16
-"""An image with more channels than this, for a network that takes fewer, may be a volume."""
-ONE_IMAGE = (
-    "images have two dimensions and are adapted to one at a time: segment several images one after "
-    "the other, and a volume slice by slice, [method(volume[z]) for z in range(len(volume))]"
+"""An image with more channels, for a network with fewer, is probably a volume."""
+ONE_IMAGE_ADVICE = (
+    "images have two dimensions and are adapted to one at a time: segment several images one by "
+    "one, and a volume slice by slice, [method(volume[z]) for z in range(len(volume))]"
 )
 SUBFILE_TYPE, COPY, MASK = 254, 1, 4
-"""Tag of a TIFF that says what a picture in it is, and its bits for a smaller copy and a mask."""
-ROUNDING = 1e-3
-"""How far the values of a float image may lie outside of [0, 1], as resizing leaves them."""
+"""TIFF tag with the type of a frame, and its bits for a reduced copy and for a mask."""
+RANGE_TOLERANCE = 1e-3
+"""Tolerance for float values outside of [0, 1], as after interpolation."""
 
 
 def load_image(
@@ -39,30 +39,30 @@ def load_image(
 ) -> Tensor:
     """Return ``image`` as a float tensor ``(channels, H, W)``, in [0, 1] unless ``normalized``.
 
-    Files and PIL images look as in a viewer: EXIF rotation is applied, palettes are resolved,
-    transparency is laid on white, 16-bit gray is scaled down, gray is repeated for colour networks.
+    EXIF orientation is applied, palettes are converted to RGB, transparent images are composited on
+    white, 16-bit images are scaled, and gray images are repeated for colour networks.
 
     Args:
         image: A path, a PIL image, a uint8 or float array ``(H, W, C)`` or ``(H, W)``, or a uint8
             or float tensor ``(C, H, W)``. Float values lie in [0, 1].
-        channels: Number of channels the network takes.
-        normalized: The values of a float tensor are normalised already and may be any number.
-        device: Where the tensor is wanted; None: where it is, on the CPU for all but tensors.
+        channels: Number of input channels of the network.
+        normalized: The image is a float tensor that is already normalised, with any values.
+        device: Device of the result; None: that of a tensor, else the CPU.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        TypeError: Not a form of image.
-        ValueError: Not a readable image, or one with other channels, values or sizes.
+        FileNotFoundError: The file does not exist.
+        TypeError: The type is not supported.
+        ValueError: The file is not readable, or channels, values or sizes are invalid.
     """
     if normalized and not (isinstance(image, Tensor) and image.is_floating_point()):
         raise TypeError(
-            "normalized=True takes a float tensor (C, H, W) with the network's mean and deviation "
-            f"taken out, got {_describe(image)}; leave normalized out for raw images"
+            "normalized=True takes a float tensor (C, H, W) that was normalised with the network's "
+            f"mean and deviation, got {_describe(image)}; leave normalized out for raw images"
         )
     if isinstance(image, str | os.PathLike):
-        return _unit(_from_file(Path(image), channels, device))
+        return _to_unit_range(_from_file(Path(image), channels, device))
     if isinstance(image, PILImage.Image):
-        return _unit(_from_pil(image, channels, device))
+        return _to_unit_range(_from_pil(image, channels, device))
     if isinstance(image, np.ndarray):
         image = _from_array(image)
     if isinstance(image, Tensor):
@@ -74,18 +74,18 @@ def load_image(
 
 
 def read_image(image: Path | PILImage.Image) -> Tensor:
-    """Return a file or a PIL image ``(3, H, W)``, as bytes where they hold all of it.
+    """Return a file or a PIL image as a tensor ``(3, H, W)``, uint8 if that is lossless.
 
-    They take a quarter of the memory, and of the time to a GPU, where ``load_image`` makes the same
-    numbers of them as of the image.
+    Compared to float32 this takes a quarter of the memory and of the transfer to a GPU.
+    ``load_image`` returns the same values for the tensor as for the image.
     """
     return _from_file(image, 3, None) if isinstance(image, Path) else _from_pil(image, 3, None)
 
 
-def num_pictures(path: Path) -> int:
-    """Return how many pictures a TIFF, GIF, WebP or PNG has; 1 for any other file.
+def count_frames(path: Path) -> int:
+    """Return the number of frames in a TIFF, GIF, WebP or PNG file; 1 for any other file.
 
-    Smaller copies of the first one, as in the pyramids of aerial images, do not count.
+    Reduced copies of the first frame, as in the pyramids of aerial images, do not count.
     """
     try:
         with PILImage.open(path, formats=("TIFF", "GIF", "WEBP", "PNG")) as picture:
@@ -97,12 +97,12 @@ def num_pictures(path: Path) -> int:
                 picture.seek(index)
                 num_copies += bool(picture.tag_v2.get(SUBFILE_TYPE, 0) & (COPY | MASK))
             return number - num_copies
-    except Exception:  # not one of these, or damaged, which is said where it is read
+    except Exception:  # another format, or damaged, which raises when it is read
         return 1
 
 
-def _unit(image: Tensor) -> Tensor:
-    """Return bytes as numbers in [0, 1]."""
+def _to_unit_range(image: Tensor) -> Tensor:
+    """Convert uint8 values to [0, 1]."""
     return image / 255 if image.dtype == torch.uint8 else image
 
 
@@ -115,11 +115,11 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
         raise ValueError(f"an image must be a file, but {path} is a pipe or a device")
     try:
         with PILImage.open(path, formats=readable_formats()) as picture:
-            most = PILImage.MAX_IMAGE_PIXELS
-            if most is not None and picture.width * picture.height > most:
+            limit = PILImage.MAX_IMAGE_PIXELS
+            if limit is not None and picture.width * picture.height > limit:
                 raise ValueError(
                     f"{path} has more pixels than one image may have: {picture.width} x "
-                    f"{picture.height}, and {most} is the most"
+                    f"{picture.height}, and {limit} is the most"
                 )
             return _from_pil(picture, channels, device)
     except UnidentifiedImageError as error:
@@ -130,13 +130,13 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
         raise
     except PermissionError as error:
         raise ValueError(f"{path} may not be read: {error.strerror}") from error
-    except Exception as error:  # decoders of damaged files fail in any way
+    except Exception as error:  # decoders of damaged files may raise anything
         raise ValueError(f"{path} cannot be read, it may be cut off or damaged: {error}") from error
 
 
 @cache
 def readable_formats() -> tuple[str, ...]:
-    """Return the kinds of files that are read: all that need no other program, as EPS does."""
+    """Return the supported formats of PIL, without EPS, which runs an external program."""
     PILImage.init()
     return tuple(name for name in PILImage.OPEN if name != "EPS")
 
@@ -146,7 +146,7 @@ def _from_pil(picture: PILImage.Image, channels: int, device: Device) -> Tensor:
         raise ValueError(f"an image must have pixels, got a picture of size {picture.size}")
     in_memory = picture.format is None
     picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I"):  # 16 bits of gray; "I" that is from no file may also have 8
+    if picture.mode.startswith("I"):  # 16-bit gray; "I" from memory may have 8-bit values
         levels = np.asarray(picture).astype(np.float32)
         if picture.mode == "I" and in_memory and levels.max() <= 255:
             levels *= 257
@@ -164,7 +164,7 @@ def _from_pil(picture: PILImage.Image, channels: int, device: Device) -> Tensor:
         picture = PILImage.alpha_composite(white, picture)
     if channels not in (1, 3):
         raise ValueError(
-            f"this network takes {channels} channels, but a picture is read in colour or gray; "
+            f"this network takes {channels} channels, but an image file has colour or gray; "
             f"give a tensor ({channels}, H, W) or an array (H, W, {channels})"
         )
     levels = np.array(picture.convert("L" if channels == 1 else "RGB"))
@@ -173,12 +173,12 @@ def _from_pil(picture: PILImage.Image, channels: int, device: Device) -> Tensor:
 
 
 def _from_array(image: np.ndarray) -> Tensor:
-    image = np.asarray(image)  # a matrix has two dimensions, whatever one does
+    image = np.asarray(image)  # np.matrix always has two dimensions
     if image.ndim == 2:
         image = image[..., None]
     if image.ndim != 3:
         raise ValueError(
-            f"an image array must have the shape (H, W, C), got {image.shape}; {ONE_IMAGE}"
+            f"an image array must have the shape (H, W, C), got {image.shape}; {ONE_IMAGE_ADVICE}"
         )
     if image.shape[2] > 8 and image.shape[0] <= 4:
         raise ValueError(
@@ -198,7 +198,7 @@ def _check_tensor(image: Tensor, channels: int, normalized: bool, device: Device
     if image.dim() != 3 or 0 in image.shape:
         raise ValueError(
             f"an image tensor must have the shape ({channels}, H, W), got {tuple(image.shape)}; "
-            f"{ONE_IMAGE}"
+            f"{ONE_IMAGE_ADVICE}"
         )
     if image.shape[-1] in (1, 3, 4) and channels in (1, 3) and image.shape[0] > 4:
         raise ValueError(
@@ -213,12 +213,12 @@ def _check_tensor(image: Tensor, channels: int, normalized: bool, device: Device
         raise TypeError(f"an image tensor must be uint8 or float, got {image.dtype}")
     image = image.detach().to(torch.float32)
     if image.is_inference():
-        image = image.clone()  # an inference tensor could not enter the backward pass
+        image = image.clone()  # inference tensors cannot be used in autograd
     if not torch.isfinite(image).all():
         raise ValueError("an image must hold finite numbers, but there are NaN or infinite values")
     low, high = image.aminmax()
     if not normalized and (low < 0 or high > 1):
-        if low < -ROUNDING or high > 1 + ROUNDING:
+        if low < -RANGE_TOLERANCE or high > 1 + RANGE_TOLERANCE:
             raise ValueError(
                 f"a float image must lie in [0, 1], got values from {low:.3g} to {high:.3g}; "
                 "divide 8-bit values by 255, or say normalized=True if they are normalised already"
@@ -228,7 +228,7 @@ def _check_tensor(image: Tensor, channels: int, normalized: bool, device: Device
 
 
 def _with_channels(image: Tensor, channels: int, normalized: bool = False) -> Tensor:
-    if normalized:  # such numbers are no colours: nothing can be made of them
+    if normalized:  # normalised values cannot be converted as colours
         return _checked_channels(image, channels)
     if len(image) == 4 and channels == 3:
         image = image[:3] * image[3:] + (1 - image[3:])  # transparency on white
@@ -241,23 +241,23 @@ def _with_channels(image: Tensor, channels: int, normalized: bool = False) -> Te
 
 def _checked_channels(image: Tensor, channels: int) -> Tensor:
     if len(image) != channels:
-        advice = "if it takes others, say so with interface=Interface(channels=...)"
+        advice = "if it takes another number, give interface=Interface(channels=...)"
         if len(image) > MANY_CHANNELS and channels <= MANY_CHANNELS:
-            advice = ONE_IMAGE
+            advice = ONE_IMAGE_ADVICE
         raise ValueError(
             f"this network takes {channels} channels, got an image with {len(image)}; {advice}"
         )
     return image
 
 
-def _describe(thing: object) -> str:
-    if isinstance(thing, Tensor | np.ndarray):
-        return f"{type(thing).__name__} {tuple(thing.shape)} of {thing.dtype}"
-    return type(thing).__name__
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{type(value).__name__} {tuple(value.shape)} of {value.dtype}"
+    return type(value).__name__
 
 
-def enlarged(image: PILImage.Image, scale: float) -> PILImage.Image:
-    """Resize a picture by a factor, with PIL's bilinear filter."""
+def rescale(image: PILImage.Image, scale: float) -> PILImage.Image:
+    """Resize an image by a factor, with PIL's bilinear filter."""
     if scale == 1:
         return image
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
@@ -265,20 +265,20 @@ def enlarged(image: PILImage.Image, scale: float) -> PILImage.Image:
 
 
 def colored(label: Tensor, colors: Sequence[Sequence[int]]) -> PILImage.Image:
-    """Paint each class of ``label`` ``(H, W)`` in its colour; other labels stay black."""
+    """Return ``label`` ``(H, W)`` with each class in its colour, other values in black."""
     return PILImage.fromarray(_palette(colors)[label.cpu().numpy()])
 
 
 def label_image(label: Tensor, colors: Sequence[Sequence[int]]) -> PILImage.Image:
-    """Return ``label`` ``(H, W)`` as an image whose values are the classes.
+    """Return ``label`` ``(H, W)`` as an image whose values are the class indices.
 
     With up to 256 classes it has a palette (mode P), so that viewers show the colours while
-    ``np.asarray`` gives the classes; with more it is gray of 16 bits.
+    ``np.asarray`` returns the classes; with more it is 16-bit gray.
     """
     if len(colors) > 256:
         return PILImage.fromarray(label.cpu().numpy().astype(np.uint16))
     image = PILImage.fromarray(label.cpu().numpy().astype(np.uint8))
-    image.putpalette(_palette(colors)[:256].tobytes())  # with all 256, a pixel has 8 bits
+    image.putpalette(_palette(colors)[:256].tobytes())  # a full palette keeps 8 bits per pixel
     return image
 
 
@@ -291,15 +291,15 @@ def _palette(colors: Sequence[Sequence[int]]) -> np.ndarray:
 def overlay(
     image: Tensor | PILImage.Image, mask: PILImage.Image, opacity: float = 0.5
 ) -> PILImage.Image:
-    """Lay a painted mask over an image in RGB, or ``(C, H, W)`` in [0, 1]."""
+    """Blend a coloured mask with an RGB image, or a tensor ``(C, H, W)`` in [0, 1]."""
     return PILImage.blend(to_pil(image) if isinstance(image, Tensor) else image, mask, opacity)
 
 
 def rgb_image(image: Image, size: Size | None = None) -> PILImage.Image:
-    """Return any form of image in RGB, to look at; of many channels, the first three.
+    """Return any form of image in RGB; of more than four channels, the first three.
 
     Raises:
-        ValueError: It has not the height and width ``size``, or is no image.
+        ValueError: The image is invalid, or its height and width are not ``size``.
     """
     picture = _rgb(image)
     if size is not None and picture.size != (size[1], size[0]):
@@ -325,7 +325,7 @@ def _rgb(image: Image) -> PILImage.Image:
 
 
 def to_pil(image: Tensor) -> PILImage.Image:
-    """Return ``(C, H, W)`` or ``(H, W)`` in [0, 1] as an RGB picture."""
+    """Return a tensor ``(C, H, W)`` or ``(H, W)`` in [0, 1] as an RGB image."""
     image = image.reshape(-1, *image.shape[-2:])
     image = image[:3] if len(image) >= 3 else image[:1]
     image = image.expand(3, -1, -1)

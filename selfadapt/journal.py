@@ -1,8 +1,8 @@
-"""The journal of a run: one line for each thing done, which outlives any end of a process.
+"""The journal of a run: a row for each processed item, which survives killed processes.
 
-Every process appends to a file of its own, each line in one write: what is written stays, whoever
-is killed when. A line is its checksum and a JSON object. A last line without its end was being
-written when a process was killed; it does not count, and its image is done again.
+Every process appends to its own file, each line in a single write. A line is a checksum and a JSON
+object. An incomplete last line, of a process that was killed while writing, is ignored, and its
+item is processed again.
 """
 
 import json
@@ -13,46 +13,46 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from zlib import crc32
 
-from selfadapt.files import hold, lock, release, written_whole
+from selfadapt.files import atomic_write, close_after_fork, lock, release_lock
 
 Row = dict[str, Any]
 K = TypeVar("K", bound=tuple)
-"""A NamedTuple: what a row is about. Its fields are those of the row."""
-SYNC_EVERY = 5.0
-"""Seconds between two moments at which rows are known to be on the disk, should the power fail."""
+"""A NamedTuple that identifies a row. Its fields are fields of the row."""
+SYNC_INTERVAL_S = 5.0
+"""Seconds between calls of fsync."""
 
 
 class Journal(Generic[K]):
-    """What all processes of a run have done, and the file that this one appends to.
+    """The rows of all processes of a run, and the file that this process appends to.
 
     Args:
-        folder: Where the files of all processes are.
-        kind: What a row is about.
-        rank: The number of this process.
+        folder: The folder with the files of all processes.
+        kind: Type of the keys of rows.
+        rank: Index of this process.
     """
 
     def __init__(self, folder: Path, kind: type[K], rank: int = 0) -> None:
         self.folder, self.kind = folder, kind
         self.done: dict[K, bool] = {}
-        """The rows that are there: whether the image was segmented, or why not is written there."""
+        """Keys of all rows: True if the item was processed, False if it failed with an error."""
         self._read: dict[Path, int] = {}
-        own = folder / f"{rank:04}.jsonl"
-        self._file = lock_rows(own)
-        hold(self._file)
+        path = folder / f"{rank:04}.jsonl"
+        self._file = open_locked(path)
+        close_after_fork(self._file)
         self._synced = time.monotonic()
         try:
             self.refresh()
-            os.ftruncate(self._file, self._read.get(own, 0))  # a line that was cut short goes
+            os.ftruncate(self._file, self._read.get(path, 0))  # drop an incomplete line
         except BaseException:
-            release(self._file)
+            release_lock(self._file)
             raise
 
     def refresh(self) -> None:
-        """Take in what all processes have done since the last time."""
+        """Read the rows that all processes have written since the last call."""
         for path in sorted(self.folder.glob("*.jsonl")):
             start = self._read.get(path, 0)
             for row, end in _rows(path, start):
-                self._note(row)
+                self._add(row)
                 self._read[path] = end
 
     def write(self, row: Row) -> None:
@@ -66,8 +66,8 @@ class Journal(Generic[K]):
                 f"a row could not be written to {self.folder} ({error.strerror}); the rows before "
                 "it are kept. Make room, then run the same command (without --overwrite) to go on"
             ) from error
-        self._note(row)
-        if time.monotonic() - self._synced > SYNC_EVERY:
+        self._add(row)
+        if time.monotonic() - self._synced > SYNC_INTERVAL_S:
             self.sync()
 
     def rows(self, wanted: Callable[[K], bool] = lambda key: True) -> dict[K, Row]:
@@ -75,8 +75,8 @@ class Journal(Generic[K]):
         return read_rows(self.folder, self.kind, wanted)
 
     def forget_errors(self) -> None:
-        """Take failures as not done, so that they are tried again."""
-        self.done = {key: good for key, good in self.done.items() if good}
+        """Forget failed items, so that they are processed again."""
+        self.done = {key: succeeded for key, succeeded in self.done.items() if succeeded}
 
     def sync(self) -> None:
         """Wait until all rows are on the disk."""
@@ -84,11 +84,11 @@ class Journal(Generic[K]):
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Write out all rows and let go of the file."""
+        """Flush all rows to the disk, and close and unlock the file."""
         self.sync()
-        release(self._file)
+        release_lock(self._file)
 
-    def _note(self, row: Row) -> None:
+    def _add(self, row: Row) -> None:
         key = _key_of(row, self.kind)
         self.done[key] = self.done.get(key, False) or "error" not in row
 
@@ -97,34 +97,34 @@ def _key_of(row: Row, kind: Any) -> Any:
     try:
         return kind(*(row[name] for name in kind._fields))
     except (TypeError, KeyError) as error:
-        raise ValueError(f"a row of another kind is among the others: {error} is missing") from None
+        raise ValueError(f"a row of the journal is of another kind: {error} is missing") from None
 
 
 def read_rows(
     folder: Path, kind: type[K], wanted: Callable[[K], bool] = lambda key: True
 ) -> dict[K, Row]:
-    """Return the rows of a run, without touching its files; one that failed gives way to another.
+    """Return the rows of a run by key, without changing its files.
 
-    Each key is there once, however often its line is.
+    A row with an error is replaced by another row of the same key.
     """
-    found: dict[K, Row] = {}
+    rows: dict[K, Row] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for row, _ in _rows(path, 0):
             key = _key_of(row, kind)
-            if wanted(key) and ("error" in found.get(key, {"error": ""})):
-                found[key] = row
-    return found
+            if wanted(key) and "error" in rows.get(key, {"error": ""}):
+                rows[key] = row
+    return rows
 
 
-def each_row(folder: Path) -> Iterator[Row]:
-    """Yield the rows of a run one by one: there may be more than fit in memory."""
+def iter_rows(folder: Path) -> Iterator[Row]:
+    """Iterate over the rows of a run, which may not fit in memory."""
     for path in sorted(folder.glob("*.jsonl")):
         for row, _ in _rows(path, 0):
             yield row
 
 
 def read_errors(folder: Path, kind: type[K]) -> dict[K, str]:
-    """Return why things failed that have not been done since."""
+    """Return the errors of items that have not been processed successfully."""
     errors: dict[K, str] = {}
     done: set[K] = set()
     for path in sorted(folder.glob("*.jsonl")):
@@ -138,11 +138,11 @@ def read_errors(folder: Path, kind: type[K]) -> dict[K, str]:
 
 
 def drop_rows(folder: Path, drop: Callable[[Row], bool]) -> None:
-    """Remove rows of a run that no other process is at."""
+    """Remove rows of a run that no other process writes to."""
     for path in sorted(folder.glob("*.jsonl")):
         if any(drop(row) for row, _ in _rows(path, 0)):
-            with written_whole(path) as aside, aside.open("wb") as kept:
-                kept.writelines(_line(row) for row, _ in _rows(path, 0) if not drop(row))
+            with atomic_write(path) as temporary, temporary.open("wb") as file:
+                file.writelines(_line(row) for row, _ in _rows(path, 0) if not drop(row))
 
 
 def _line(row: Row) -> bytes:
@@ -150,10 +150,10 @@ def _line(row: Row) -> bytes:
     return f"{crc32(text.encode()):08x} {text}\n".encode()
 
 
-def _rows(path: Path, start: int, *, again: bool = False) -> Iterator[tuple[Row, int]]:
-    """Yield the whole rows of a file from a byte on, and where each ends.
+def _rows(path: Path, start: int, *, is_retry: bool = False) -> Iterator[tuple[Row, int]]:
+    """Yield the complete rows of a file from the byte ``start`` on, with the end of each.
 
-    A line that is not whole is read ``again``: its process may just be putting it right.
+    A damaged line is read once more, as its process may just be truncating and rewriting it.
     """
     with path.open("rb") as file:
         file.seek(start)
@@ -162,19 +162,19 @@ def _rows(path: Path, start: int, *, again: bool = False) -> Iterator[tuple[Row,
                 return
             checksum, _, text = line.rstrip(b"\n").partition(b" ")
             if f"{crc32(text):08x}".encode() != checksum:
-                if not again:
-                    yield from _rows(path, start, again=True)
+                if not is_retry:
+                    yield from _rows(path, start, is_retry=True)
                     return
                 raise ValueError(
-                    f"a row in {path}, from byte {start} on, is not as it was written; restore "
-                    "the file, or remove that line and its image is done again"
+                    f"a row in {path}, from byte {start} on, is damaged: its checksum differs; "
+                    "restore the file, or remove that line, and its image is done again"
                 )
             start += len(line)
             yield json.loads(text), start
 
 
-def lock_rows(path: Path) -> int:
-    """Open a file of rows to append to, which no other process can do until it is closed."""
+def open_locked(path: Path) -> int:
+    """Open a file to append to, and lock it until it is closed."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     if not lock(file):
         os.close(file)

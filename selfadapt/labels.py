@@ -1,8 +1,8 @@
-"""Classes by name: the spaces networks are trained and scored in, and tables of labels in files.
+"""Class spaces of networks, and label tables of datasets.
 
-A dataset's labels are numbers in files; a ``LabelTable`` says what each number is called and which
-class it counts as. A network's classes are a ``ClassSpace``, a tuple of names. Any dataset meets
-any network through the names alone.
+The label files of a dataset have integer ids; a ``LabelTable`` maps each id to its name and class.
+The classes of a network are a ``ClassSpace``, a tuple of names. Classes of datasets and networks
+are matched by name.
 """
 
 import colorsys
@@ -18,11 +18,11 @@ from selfadapt.pseudo import IGNORE
 
 Color = tuple[int, int, int]
 Classes = Sequence[str] | Mapping[str, Color | None]
-"""Names of classes in the order of their index; with a mapping, also the colours to draw them in,
-None for one of the usual colours."""
+"""Names of classes in the order of their index; a mapping also has their colours, None for the
+default colour."""
 MAX_CLASSES = 2**16
 MAX_NAME = 200
-"""Most characters in the name of a class."""
+"""Maximum length of a class name."""
 
 CITYSCAPES_COLORS = {
     "road": (128, 64, 128),
@@ -45,11 +45,11 @@ CITYSCAPES_COLORS = {
     "motorcycle": (0, 0, 230),
     "bicycle": (119, 11, 32),
 }
-"""The 19 evaluated classes in train id order. Origin: cityscapesScripts, helpers/labels.py."""
+"""The 19 evaluated classes in the order of train ids (cityscapesScripts, helpers/labels.py)."""
 
 
 def check_class_names(names: Iterable[object]) -> None:
-    """Raise ValueError unless each name is a line of text, and there are not too many."""
+    """Raise ValueError unless all names are single lines of text, and not too many."""
     names = list(names)
     if len(names) > MAX_CLASSES:
         raise ValueError(f"a network has at most {MAX_CLASSES} classes, got {len(names)}")
@@ -65,7 +65,7 @@ def check_class_names(names: Iterable[object]) -> None:
 
 @dataclass(frozen=True)
 class ClassSpace:
-    """The classes a network knows, or is scored in.
+    """The classes that a network predicts, or that it is evaluated on.
 
     Example:
         >>> space = ClassSpace(("person", "car"), merges={"rider": "person", "bus": "car"})
@@ -75,7 +75,7 @@ class ClassSpace:
 
     names: tuple[str, ...]
     merges: Mapping[str, str] = field(default_factory=dict)
-    """Classes of others and the class here that they count as."""
+    """Other classes and the class of this space that they are mapped to."""
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -84,12 +84,12 @@ class ClassSpace:
         for old, new in self.merges.items():
             if new not in self.names or old in self.names:
                 raise ValueError(
-                    f"a merge must lead from another class to one of {', '.join(self.names)}, "
+                    f"merges must map other classes to {', '.join(self.names)}, "
                     f"got {old!r} to {new!r}"
                 )
 
     def index(self, name: str | None) -> int:
-        """Return the train id of a class, 255 where this space has no such class."""
+        """Return the train id of a class, 255 if it is not in this space."""
         if name is None:
             return IGNORE
         name = self.merges.get(name, name)
@@ -98,7 +98,7 @@ class ClassSpace:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """What the numbers in a dataset's label files mean.
+    """The meaning of the ids in the label files of a dataset.
 
     Example:
         >>> table = LabelTable("nowhere", {0: ("void", None), 7: ("Street", "road")})
@@ -107,15 +107,15 @@ class LabelTable:
     """
 
     origin: str
-    """Where the numbers and names are written down."""
+    """The source of the table."""
     ids: Mapping[int, tuple[str, str | None]]
-    """Raw id -> its name in the origin, and the class it counts as; None: it is ignored."""
+    """Raw id -> its name in the origin, and its class; None: it is ignored."""
 
     def lookup(self, space: ClassSpace) -> np.ndarray:
-        """Return the train ids ``(65536,)``, uint8, that raw ids have in ``space``."""
+        """Return the train id in ``space`` of every raw id ``(65536,)``, uint8."""
         if len(space.names) > IGNORE:
             raise ValueError(
-                f"labels in files have {IGNORE} classes at most, got {len(space.names)}"
+                f"label files support at most {IGNORE} classes, got {len(space.names)}"
             )
         train_ids = np.full(65536, IGNORE, np.uint8)
         for raw_id, (_, name) in self.ids.items():
@@ -136,7 +136,7 @@ CLASS_SPACES = {
     "carla-13": ClassSpace(
         CARLA_13,
         merges={
-            "rider": "person",  # CARLA's person is every human, its car every vehicle
+            "rider": "person",  # in CARLA, person is any human, car any vehicle
             **dict.fromkeys(("truck", "bus", "train", "motorcycle", "bicycle"), "car"),
         },
     ),
@@ -145,9 +145,9 @@ CLASS_SPACES = {
 
 
 def class_space(classes: int | str | Classes | ClassSpace) -> ClassSpace:
-    """Return the class space meant by its name, by class names or by their number.
+    """Return a class space from its name, from class names or from their number.
 
-    Names that are those of a known space have its merges.
+    If the names equal those of a predefined space, that space is returned, with its merges.
 
     Example:
         >>> class_space("cityscapes-19").names[:2]
@@ -165,35 +165,35 @@ def class_space(classes: int | str | Classes | ClassSpace) -> ClassSpace:
             )
         return CLASS_SPACES[classes]
     if isinstance(classes, Sequence | Mapping):
-        known = (space for space in CLASS_SPACES.values() if space.names == tuple(classes))
-        return next(known, None) or ClassSpace(tuple(classes))
+        spaces = (space for space in CLASS_SPACES.values() if space.names == tuple(classes))
+        return next(spaces, None) or ClassSpace(tuple(classes))
     check_number("the number of classes", classes, 1, MAX_CLASSES, whole=True)
     return ClassSpace(tuple(f"class {index}" for index in range(int(classes))))
 
 
 def class_names(classes: int | str | Classes) -> tuple[str, ...]:
-    """Return the class names meant by a number, the name of a class space, or the names themselves.
+    """Return class names from their number, the name of a class space, or the names.
 
     Example:
         >>> class_names(2)
         ('class 0', 'class 1')
     """
     names = class_space(classes).names
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ValueError(f"class names must differ, got {twice[0]!r} more than once")
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        raise ValueError(f"class names must differ, got {duplicates[0]!r} more than once")
     return names
 
 
 def predicted_names(classes: Classes | None, number: int) -> tuple[str, ...]:
-    """Return the names of a number of predicted classes, made up where they are not known.
+    """Return the names of predicted classes, with default names if they are unknown.
 
     Example:
         >>> predicted_names(["road"], 2)  # a network with one output channel
         ('background', 'road')
     """
     names = tuple(classes or class_names(number))
-    if len(names) == 1:  # one output channel is two classes
+    if len(names) == 1:  # a single output channel means two classes
         names = ("background", "foreground" if names == class_names(1) else names[0])
     if len(names) != number:
         raise ValueError(f"the network predicts {number} classes, but {len(names)} are named")
@@ -201,12 +201,12 @@ def predicted_names(classes: Classes | None, number: int) -> tuple[str, ...]:
 
 
 def class_colors(names: Sequence[str]) -> list[Color]:
-    """Return a colour for each class: Cityscapes' own where it has one, else well apart hues."""
+    """Return a colour for each class: that of Cityscapes, else a distinct hue."""
     return [CITYSCAPES_COLORS.get(name, _hue(index)) for index, name in enumerate(names)]
 
 
 def predicted_colors(classes: Classes | None, number: int) -> list[Color]:
-    """Return the colours of a number of predicted classes: those given, else the usual ones.
+    """Return the colours of predicted classes: those given, else the default colours.
 
     Example:
         >>> predicted_colors({"vessel": (255, 0, 0)}, 2)  # a network with one output channel
@@ -214,13 +214,13 @@ def predicted_colors(classes: Classes | None, number: int) -> list[Color]:
     """
     names = predicted_names(classes, number)
     given = classes if isinstance(classes, Mapping) else {}
-    usual = class_colors(names)
+    defaults = class_colors(names)
     if len(names) == 2 and len(given) == 1:
-        usual[0] = (0, 0, 0)  # the background of the one class that has a colour
-    return [given.get(name) or color for name, color in zip(names, usual, strict=True)]
+        defaults[0] = (0, 0, 0)  # background
+    return [given.get(name) or color for name, color in zip(names, defaults, strict=True)]
 
 
 def _hue(index: int) -> Color:
-    hue = index * 0.618034 % 1  # the golden ratio spreads any number of hues
+    hue = index * 0.618034 % 1  # steps of the golden ratio keep hues apart
     red, green, blue = colorsys.hsv_to_rgb(hue, 0.75, 0.55 + 0.4 * (index % 2))
     return round(red * 255), round(green * 255), round(blue * 255)

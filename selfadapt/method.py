@@ -32,15 +32,15 @@ from selfadapt.explain import Explanation, explain
 from selfadapt.images import Image, load_image
 from selfadapt.models.detect import (
     Probe,
+    accepted_size,
     check_model,
     detect,
-    is_normalisation_said,
-    runs_original,
+    is_normalisation_known,
+    record_original_runs,
     unwrapped,
-    usual_size,
 )
 from selfadapt.models.families import Selection, adapted_parameters
-from selfadapt.models.interface import LOWEST, Interface
+from selfadapt.models.interface import MIN_LOGIT, Interface
 from selfadapt.modes import MAX_PIXELS, MODES, ModeName, check_mode, within_budget
 from selfadapt.norm import Alpha, SaN, SaNReport, find_san
 from selfadapt.pseudo import view_confidence
@@ -113,7 +113,7 @@ class Method(ABC):
         self.interface, is_random = self._detect(interface)
         self.engine = Engine(self.model, self.interface, shortcuts, is_random)
         channels = self.interface.channels or 3
-        self.is_normalisation_assumed = not is_normalisation_said(self.model, interface, channels)
+        self.is_normalisation_assumed = not is_normalisation_known(self.model, interface, channels)
         self.notes = self._model_notes()
 
     @abstractmethod
@@ -215,7 +215,9 @@ class Method(ABC):
         """
         if self._rates is None:
             with torch.inference_mode(False), torch.no_grad(), seeded(0, self.engine.device):
-                noise = torch.rand(self.interface.channels or 3, *usual_size(self.interface, PIECE))
+                noise = torch.rand(
+                    self.interface.channels or 3, *accepted_size(self.interface, PIECE)
+                )
                 make = partial(self.engine.network, self.san, self._tuned)
                 self._rates = measure(make, self._load(noise, normalized=False))
         fixed = self.interface.size
@@ -329,10 +331,10 @@ class Method(ABC):
     def _detect(self, given: Interface | None) -> tuple[Interface, bool]:
         """Detect the network's interface, and whether it draws random numbers in evaluation."""
         device = next(self.model.parameters(), torch.empty(0)).device
-        with seeded(0, device), runs_original(self.model) as runs:
+        with seeded(0, device), record_original_runs(self.model) as runs:
             before = random_state(device)
             interface = detect(self.model, given)
-            Probe(self.model).scores(interface, usual_size(interface))
+            Probe(self.model).scores(interface, accepted_size(interface))
             is_random = not torch.equal(before, random_state(device))
         if runs:
             raise TypeError(
@@ -363,7 +365,7 @@ class Method(ABC):
         with seeded(0, self.engine.device):
             selection = adapted_parameters(
                 self.model, adapt, released=self.mode == "official",
-                used=lambda: Probe(self.model).used(self.interface),
+                used=lambda: Probe(self.model).used_parameters(self.interface),
             )  # fmt: skip
         self._select(selection)
 
@@ -408,7 +410,7 @@ def _probs_at(logits: Tensor | None, probs: Tensor | None, size: Size) -> Tensor
         return probs if size_of(probs) == size else ResizedMap(probs, size, scores=False)
     if size_of(logits) == size:
         return logits[0].softmax(dim=0)
-    return ResizedMap(logits[0].clamp_min(LOWEST), size, scores=True)
+    return ResizedMap(logits[0].clamp_min(MIN_LOGIT), size, scores=True)
 
 
 def _predict(make: Callable[[], Network], image: Tensor) -> Computed:

@@ -1,4 +1,4 @@
-"""Libraries that only some networks need."""
+"""Import of optional libraries, and their error messages."""
 
 import re
 from importlib import import_module
@@ -8,11 +8,11 @@ PROTECTIONS = re.compile(
     "trust_remote_code|weights_only|safe_globals|allow_pickle|MAX_IMAGE_PIXELS|"
     "LOAD_TRUNCATED_IMAGES|unsafe_"
 )
-"""Switches of libraries that keep files from running code or taking all memory."""
+"""Options of libraries that protect against code execution and memory exhaustion."""
 
 
-def need(module: str, extra: str) -> ModuleType:
-    """Return an optional library, or say how to install it."""
+def import_optional(module: str, extra: str) -> ModuleType:
+    """Import an optional library; raise ModuleNotFoundError with the command to install it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -23,7 +23,7 @@ def need(module: str, extra: str) -> ModuleType:
 
 
 def without_unsafe_advice(message: str) -> str:
-    """Return a message of a library without the sentences on how to switch a protection off.
+    """Remove the sentences about disabling a protection from a message of a library.
 
     Example:
         >>> without_unsafe_advice("a.pt holds code. Pass weights_only=False to run it.")

@@ -1,8 +1,8 @@
-"""Which parts of a network a name pattern means.
+"""Match names of modules and parameters with patterns.
 
-``layer3`` means every module called ``layer3`` and all that is inside it, wherever it sits in the
-tree; ``backbone.layer3`` and ``decoder.*.conv`` narrow it down. The same rule serves the layers to
-adapt and SaN's alpha by layer.
+``layer3`` matches every module of that name, at any depth, with all its submodules;
+``backbone.layer3`` and ``decoder.*.conv`` are more specific. Patterns select the layers to adapt
+and the layers of values of SaN's alpha.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return True if the dotted ``name`` is, or lies inside, what ``pattern`` names.
+    """Return True if a module that matches ``pattern`` has the dotted ``name``, or contains it.
 
     Example:
         >>> matches("backbone.layer3.0.conv1.weight", "layer3")
@@ -26,7 +26,7 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return `` did you mean 'x'?`` for the choice closest to ``word``, or nothing.
+    """Return `` did you mean 'x'?`` for the choice closest to ``word``, or an empty string.
 
     Example:
         >>> nearest("offical", ["paper", "official"])

@@ -1,4 +1,4 @@
-"""Reading ahead: the next images are decoded by other threads while one is dealt with."""
+"""Prefetching: threads read the next images while one is processed."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -7,24 +7,23 @@ from typing import TypeVar
 
 from selfadapt.devices import num_cores
 
-MOST_READERS = 8
+MAX_READERS = 8
 
 Item = TypeVar("Item")
 Read = TypeVar("Read")
 
 
 def num_readers() -> int:
-    """Return how many threads read images for a process: half of its cores, at most 8."""
-    return max(1, min(MOST_READERS, num_cores() // 2))
+    """Return the number of threads that read images: half of the cores, at most 8."""
+    return max(1, min(MAX_READERS, num_cores() // 2))
 
 
 def prefetch(
     read: Callable[[Item], Read], items: Iterable[Item], readers: int
 ) -> Generator[Read, None, None]:
-    """Yield ``read(item)`` of every item, in their order, while those after it are read.
+    """Yield ``read(item)`` of every item in order, while threads read the following items.
 
-    As many are read ahead as there are readers. Whoever stops before the end closes the generator:
-    nothing more is read then.
+    At most ``readers`` items are read ahead. To stop early, close the generator.
 
     Example:
         >>> list(prefetch(str.upper, ["a", "b", "c"], readers=2))

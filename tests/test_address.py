@@ -102,7 +102,7 @@ def test_a_folder_in_the_hubs_layout(tmp_path: Path) -> None:
         assert torch.equal(model(x).logits, trained(x).logits)
     with pytest.raises(ValueError, match="has 5 classes, but 19 are asked for"):
         selfadapt.create_model(f"hf:{tmp_path / 'net'}", classes="cityscapes-19")
-    with pytest.raises(ValueError, match="cannot be built anew from a file"):
+    with pytest.raises(ValueError, match="cannot be rebuilt from a file"):
         selfadapt.save_model(model, tmp_path / "net.safetensors")
 
 
@@ -183,7 +183,7 @@ def test_a_function_of_ones_own_takes_weights(own: str, tmp_path: Path) -> None:
 def test_a_checkpoint_never_names_code_to_run(own: str, tmp_path: Path) -> None:
     for arch in (f"{own}:build", "hf:someone/net", "os:getcwd"):
         save_file({"a": torch.zeros(1)}, tmp_path / "w.safetensors", metadata={"arch": arch})
-        with pytest.raises(ValueError, match="describes its network in a way not known here"):
+        with pytest.raises(ValueError, match="does not describe a valid network"):
             selfadapt.load_model(tmp_path / "w.safetensors")
     assert own not in sys.modules
 
@@ -261,7 +261,7 @@ def test_open_model_takes_a_file_or_an_address(tmp_path: Path) -> None:
     torch.save(resnet18(weights=None).state_dict(), tmp_path / "backbone.pth")
     with pytest.raises(ValueError, match=r"backbone\.pth does not fit this network: it lacks"):
         selfadapt.open_model("smp:Unet/resnet18", weights=tmp_path / "backbone.pth")
-    with pytest.raises(ValueError, match="describes its network itself: leave out classes"):
+    with pytest.raises(ValueError, match="records its own architecture: leave out classes"):
         selfadapt.open_model(path, classes=3)
     with pytest.raises(FileNotFoundError, match=r"there is no file net\.pth"):
         selfadapt.open_model("net.pth")

@@ -11,10 +11,16 @@ from PIL import Image
 from torch import Tensor
 
 from selfadapt.train import AugmentConfig
-from selfadapt.train.augment import Change, Colors, cropped, draw_change, recolored
+from selfadapt.train.augment import (
+    Augmentation,
+    ColorChange,
+    change_colors,
+    crop_pair,
+    draw_augmentation,
+)
 
 SIZE = (96, 64)  # width and height
-NOTHING = Colors(0.0, None, False)
+NOTHING = ColorChange(0.0, None, False)
 GRAY = np.array([0.299, 0.587, 0.114])  # BT.601
 
 
@@ -23,15 +29,15 @@ def photo(height: int = 20, width: int = 24, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, (3, height, width), generator=generator, dtype=torch.uint8)
 
 
-def draws(num: int = 3000, **settings: Any) -> list[Change]:
+def draws(num: int = 3000, **settings: Any) -> list[Augmentation]:
     config = AugmentConfig(**settings)
-    return [draw_change(np.random.default_rng([7, n]), config, SIZE) for n in range(num)]
+    return [draw_augmentation(np.random.default_rng([7, n]), config, SIZE) for n in range(num)]
 
 
 def changed(image: Tensor, **kind: Any) -> np.ndarray:
     """Recolour one image; return it as ``(H, W, 3)``."""
     color = NOTHING._replace(**kind)
-    return recolored(image[None], [color])[0].permute(1, 2, 0).double().numpy()
+    return change_colors(image[None], [color])[0].permute(1, 2, 0).double().numpy()
 
 
 def raw(image: Tensor) -> np.ndarray:
@@ -107,10 +113,10 @@ def test_what_is_turned_off_does_not_happen() -> None:
 
 def test_a_crop_that_cannot_fit_is_the_largest_in_the_middle() -> None:
     wide = AugmentConfig(scale=(1, 1), ratio=(4, 4))
-    change = draw_change(np.random.default_rng(0), wide, SIZE)
+    change = draw_augmentation(np.random.default_rng(0), wide, SIZE)
     assert change.box == pytest.approx((0, 20, 96, 44))
     high = AugmentConfig(scale=(1, 1), ratio=(0.5, 0.5))
-    change = draw_change(np.random.default_rng(0), high, SIZE)
+    change = draw_augmentation(np.random.default_rng(0), high, SIZE)
     assert change.box == pytest.approx((32, 0, 64, 64))
 
 
@@ -126,8 +132,8 @@ def test_image_and_label_stay_aligned(flip: bool) -> None:
     rng = np.random.default_rng(3)
     config = AugmentConfig(crop=(40, 56))
     for _ in range(20):
-        change = draw_change(rng, config, (96, 64))._replace(flip=flip)
-        pixels, classes = cropped(encoded(label), label, change, config.crop)
+        change = draw_augmentation(rng, config, (96, 64))._replace(flip=flip)
+        pixels, classes = crop_pair(encoded(label), label, change, config.crop)
         assert pixels.shape == (3, 40, 56)
         assert classes.shape == (40, 56)
         assert pixels.dtype == classes.dtype == torch.uint8
@@ -148,8 +154,8 @@ def test_a_crop_takes_the_pixels_under_its_centres() -> None:
     image = Image.fromarray(np.dstack([ramp, ramp[..., 0]]).astype(np.uint8))
     left, top, right, bottom = box = (10.3, 7.9, 70.6, 40.2)
     for flip in (False, True):
-        change = Change(box, flip, NOTHING)
-        pixels, classes = cropped(image, label, change, (32, 48))
+        change = Augmentation(box, flip, NOTHING)
+        pixels, classes = crop_pair(image, label, change, (32, 48))
         for row in range(32):
             for column in range(48):
                 x = left + (column + 0.5) * (right - left) / 48
@@ -163,24 +169,24 @@ def test_a_crop_takes_the_pixels_under_its_centres() -> None:
 
 def test_a_label_is_never_interpolated() -> None:
     label = np.where(np.indices((64, 96)).sum(0) % 2, 0, 255).astype(np.uint8)
-    change = Change((3.3, 2.2, 91.7, 60.1), True, NOTHING)
+    change = Augmentation((3.3, 2.2, 91.7, 60.1), True, NOTHING)
     for crop in ((16, 16), (37, 41), (200, 300)):
-        _, classes = cropped(encoded(label // 20), label, change, crop)
+        _, classes = crop_pair(encoded(label // 20), label, change, crop)
         assert set(classes.unique().tolist()) == {0, 255}
 
 
 def test_a_flip_turns_left_and_right_of_both() -> None:
     label = np.random.default_rng(0).integers(0, 19, (64, 96)).astype(np.uint8)
-    plain = Change((5.0, 6.0, 80.0, 50.0), False, NOTHING)
-    image, classes = cropped(encoded(label), label, plain, (32, 40))
-    turned = cropped(encoded(label), label, plain._replace(flip=True), (32, 40))
+    plain = Augmentation((5.0, 6.0, 80.0, 50.0), False, NOTHING)
+    image, classes = crop_pair(encoded(label), label, plain, (32, 40))
+    turned = crop_pair(encoded(label), label, plain._replace(flip=True), (32, 40))
     assert turned[0].equal(image.flip(2))
     assert turned[1].equal(classes.flip(1))
 
 
 def test_no_change_of_colours_is_the_identity() -> None:
     image = photo()
-    assert recolored(image[None], [NOTHING]).equal(image[None] / 255)
+    assert change_colors(image[None], [NOTHING]).equal(image[None] / 255)
     assert np.abs(changed(image, jitter=(1, 1, 1, 0)) - raw(image)).max() < 1e-5
 
 
@@ -259,16 +265,16 @@ def test_each_image_of_a_batch_gets_its_own_change() -> None:
     images = torch.stack([photo(seed=n) for n in range(4)])
     colors = [
         NOTHING,
-        Colors(1.0, None, False),
-        Colors(0.0, (1.2, 0.8, 1.1, 0.05), False),
-        Colors(0.5, (0.9, 1.1, 0.7, -0.1), True),
+        ColorChange(1.0, None, False),
+        ColorChange(0.0, (1.2, 0.8, 1.1, 0.05), False),
+        ColorChange(0.5, (0.9, 1.1, 0.7, -0.1), True),
     ]
-    together = recolored(images, colors)
+    together = change_colors(images, colors)
     assert together.dtype == torch.float32
     assert together.min() >= 0
     assert together.max() <= 1
     for index, color in enumerate(colors):
-        assert together[index].equal(recolored(images[index : index + 1], [color])[0])
+        assert together[index].equal(change_colors(images[index : index + 1], [color])[0])
 
 
 BAD = {
@@ -294,4 +300,4 @@ def test_a_bad_setting_is_named(case: str) -> None:
 
 
 def test_the_smallest_crop_takes_the_widest_blur() -> None:
-    assert recolored(photo(16, 16)[None], [Colors(5.0, None, False)]).isfinite().all()
+    assert change_colors(photo(16, 16)[None], [ColorChange(5.0, None, False)]).isfinite().all()

@@ -71,7 +71,10 @@ def test_sizes_that_differ_are_known_of_gta(tmp_path: Path) -> None:
     assert report.problems == ["gta/all: 5 pairs, but there should be 24966"]
     (split,) = report.splits
     assert len(split.sizes) == 1
-    assert "gta/all: 1 pairs differ in size, as is known, and are left out" in printed(report)
+    assert (
+        "gta/all: 1 pairs differ in size, as is known of this dataset, and are left out"
+        in printed(report)
+    )
 
 
 def test_sizes_that_differ_are_a_problem_elsewhere(good: Path) -> None:
@@ -105,7 +108,7 @@ def test_unreadable_files_are_named_with_the_reason(good: Path) -> None:
     first, a, b = problem.split("\n")
     assert first == "folder/all: 2 pairs cannot be read"
     assert a.startswith(f"  {good}/images/a.jpg cannot be read, it may be cut off or damaged: ")
-    assert b == f"  a label must be a PNG file, but {good}/labels/b.png is none, or is cut off"
+    assert b == f"  a label must be a PNG file, but {good}/labels/b.png is not, or is cut off"
 
 
 def test_many_of_a_kind_are_shortened(good: Path) -> None:
@@ -156,7 +159,7 @@ def test_a_dataset_that_is_not_there_is_explained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split", [None, "day"])
 def test_streets_have_no_files(split: str | None) -> None:
-    with pytest.raises(ValueError, match="streets is drawn, so there are no files"):
+    with pytest.raises(ValueError, match="streets is rendered, so there are no files"):
         check_data("streets", None, split=split)
 
 

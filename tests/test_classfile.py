@@ -90,7 +90,7 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
         ("a.json", b"7", "must be a list of names"),
         ("a.json", b"[1, 2]", "class names must be strings, got 1"),
         ("a.json", b'{"a": 1, "a": 2}', "'a' is there twice"),
-        ("a.json", b'{"0": "a", "2": "b"}', "no class of the number 1"),
+        ("a.json", b'{"0": "a", "2": "b"}', "no class with the index 1"),
         ("a.json", b'[{"color": [1, 2, 3]}]', "a class must have a name"),
         ("a.json", b'[{"index": 1, "name": "a"}]', "order of their index"),
         ("a.json", b'{"a": [1, 2, 256]}', r"like \[128, 64, 128\] or '#804080', got \[1, 2, 256"),
@@ -156,7 +156,7 @@ def test_classes_that_a_file_of_a_network_has_may_be_coloured(here: Path, capsys
         1, 2, 3,
     ]  # fmt: skip
     assert run_cli(*words, "-o", "other", "--classes", "road", "sky") == 2
-    assert "describes its network itself: leave out classes" in capsys.readouterr().err
+    assert "records its own architecture: leave out classes" in capsys.readouterr().err
 
 
 # the input of a network

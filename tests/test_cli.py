@@ -259,7 +259,7 @@ BAD = {
     ),
     "weights beside a file": (
         ["{photos}", "--weights", "w.pth"],
-        "describes its network itself: leave out weights",
+        "records its own architecture: leave out weights",
     ),
     "no weights": (
         ["{photos}", "--model", "hrnet_w18"],

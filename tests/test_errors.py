@@ -14,7 +14,7 @@ import selfadapt
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
 from selfadapt import Interface, SelfAdapt, View
 from selfadapt.labels import class_names
-from selfadapt.models.weights import put_weights, read_weights
+from selfadapt.models.weights import load_weights, read_weights
 
 RAISES = {
     "alpha too large": (
@@ -147,7 +147,7 @@ RAISES = {
     "a model of unknown make": (
         lambda model: selfadapt.save_model(model, "never.safetensors"),
         TypeError,
-        "only a network from create_model or load_model knows its architecture, got TinyNet",
+        "model must come from create_model or load_model, which record its architecture, got",
     ),
     "scales as text": (lambda model: SelfAdapt(model, scales="0.5"), ValueError, "got '0'"),
     "adapt not names": (lambda model: SelfAdapt(model, adapt=3), TypeError, "patterns, got 3"),
@@ -318,29 +318,29 @@ WEIGHTS: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
     "torn safetensors": (
         lambda p: _written(p / "w.safetensors", b"\x40\0\0\0\0\0\0\0{"),
         ValueError,
-        "is not a whole safetensors file",
+        "is not a complete safetensors file",
     ),
     "a pickled model": (
         lambda p: _saved(p / "w.pth", nn.Conv2d(1, 1, 1)),
         ValueError,
         r"nothing else is loaded for safety; .* save its state_dict\(\) instead",
     ),
-    "a list": (lambda p: _saved(p / "w.pth", [1, 2]), ValueError, "must hold tensors by name"),
+    "a list": (lambda p: _saved(p / "w.pth", [1, 2]), ValueError, "must contain tensors by name"),
     "a snake that bites its tail": (
         lambda p: _saved(p / "w.pth", _endless()),
         ValueError,
-        "holds no tensors",
+        "contains no tensors",
     ),
     "a torn old checkpoint": (
         lambda p: _torn(_saved(p / "w.pth", {"a": torch.rand(9)}, old=True)),
         ValueError,
         "tensors alone",
     ),
-    "no tensors": (lambda p: _saved(p / "w.pth", {"lr": 0.1}), ValueError, "holds no tensors"),
+    "no tensors": (lambda p: _saved(p / "w.pth", {"lr": 0.1}), ValueError, "contains no tensors"),
     "another network": (
         lambda p: _saved(p / "w.pth", nn.Conv2d(1, 1, 1).state_dict()),
         ValueError,
-        "it lacks .* and .* more; it has too much weight, bias; it is none of deeplabv1_resnet50,",
+        "it lacks .* and .* more; it has unexpected weight, bias; it does not fit any of deeplab",
     ),
 }
 
@@ -351,7 +351,7 @@ def test_wrong_weights_are_refused(case: str, tmp_path: Path) -> None:
     model = selfadapt.create_model("deeplabv1_resnet50", classes=2)
     before = snapshot(model)
     with pytest.raises(error, match=message):
-        put_weights(model, read_weights(make(tmp_path)))
+        load_weights(model, read_weights(make(tmp_path)))
     assert_same(before, snapshot(model))
 
 

@@ -113,7 +113,7 @@ def test_predict_says_what_it_will_take_before_the_first_image(
     assert run_cli(*command, "-o", tmp_path / "out") == 1
     trained, times, *_ = capsys.readouterr().err.splitlines()
     assert trained == (
-        "the network was trained on rendered streets by day (the built-in world), not photographs"
+        "the network was trained on synthetic street scenes rendered in daylight, not photographs"
     )
     assert times.startswith("self-adapt: an image of 176x96 pixels takes about ")
     assert ", all 4 take about " in times
@@ -128,9 +128,9 @@ def test_the_demo_says_what_it_will_take(photos: Path, tmp_path: Path, capsys: A
     command = ("demo", "--image", photos, "--steps", 1, "--device", "cpu", "-o", tmp_path / "out")
     assert run_cli(*command) == 0
     trained, times, *_ = capsys.readouterr().err.splitlines()
-    assert trained.startswith("the network was trained on rendered streets")
+    assert trained.startswith("the network was trained on synthetic street")
     assert times.startswith("6 methods on 4 images take about ")
-    assert "trained on rendered streets by day" in (tmp_path / "out" / "report.html").read_text()
+    assert "trained on synthetic street scenes" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_evaluate_says_what_it_will_take(tmp_path: Path, capsys: Any) -> None:
@@ -230,7 +230,7 @@ def test_a_trained_network_that_cannot_be_fetched_is_said_in_a_line(
     assert name in error
     assert "could not be fetched" in error
     assert "Name or service not known" in error
-    assert "where there is no connection" in error
+    assert "without a connection" in error
     assert not (tmp_path / "out").exists()
 
 

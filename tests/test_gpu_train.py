@@ -9,7 +9,7 @@ import torch
 
 from runs import as_config, recipe, write_domain
 from selfadapt.train import train
-from selfadapt.train.log import read_rows
+from selfadapt.train.log import read_csv_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,7 +29,7 @@ def test_a_run_on_the_gpu_goes_as_on_the_cpu(tmp_path: Path) -> None:
     for accelerator in ("cpu", "gpu"):
         folder = tmp_path / accelerator
         train(as_config(content(tmp_path, accelerator)), folder)
-        losses[accelerator] = [float(row[2]) for row in read_rows(folder / "log.csv")]
+        losses[accelerator] = [float(row[2]) for row in read_csv_rows(folder / "log.csv")]
     assert losses["gpu"] == pytest.approx(losses["cpu"], rel=0.02)
 
 

@@ -350,7 +350,7 @@ def test_advice_of_libraries_to_run_code_does_not_reach_the_user(
     assert evaluate(small(place, networks=networks), tmp_path / "run") == 2
     said = capsys.readouterr().err
     assert f"hf:{net} cannot be opened" in said
-    assert "it needs code that comes with it, and such code is not run" in said
+    assert "it needs code that comes with it, which is not run" in said
     assert "trust_remote_code" not in said
 
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image as PILImage
 
 from conftest import random_image
-from selfadapt.images import colored, enlarged, load_image, overlay, to_pil
+from selfadapt.images import colored, load_image, overlay, rescale, to_pil
 from selfadapt.modes import within_budget
 
 
@@ -175,7 +175,7 @@ def test_a_matrix_is_an_array() -> None:
 
 
 def test_a_pixel_stays_one_however_it_is_shrunk() -> None:
-    assert enlarged(PILImage.new("RGB", (1, 7)), 0.3).size == (1, 2)
+    assert rescale(PILImage.new("RGB", (1, 7)), 0.3).size == (1, 2)
 
 
 @pytest.mark.parametrize("size", [(1, 100000), (100000, 1), (3, 4000), (500, 7), (200, 300)])

@@ -138,7 +138,7 @@ def test_a_journal_that_was_refused_lets_go_of_its_file(folder: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(b"x" + whole)
     for _ in range(2):
-        with pytest.raises(ValueError, match="is not as it was written"):
+        with pytest.raises(ValueError, match="is damaged: its checksum differs"):
             Journal(folder, Key)
     path.write_bytes(whole)
     Journal(folder, Key).close()

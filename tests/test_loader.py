@@ -13,7 +13,7 @@ from runs import CLASSES, write_domain
 from selfadapt import Interface
 from selfadapt.data import Dataset, open_dataset
 from selfadapt.train import AugmentConfig
-from selfadapt.train.augment import Colors, recolored
+from selfadapt.train.augment import ColorChange, change_colors
 from selfadapt.train.loader import Batch, BatchOrder, read_batches
 
 SMALL = AugmentConfig(crop=(24, 32))
@@ -185,7 +185,7 @@ def test_the_network_gets_recoloured_and_normalised_images(source: Dataset) -> N
     interface = Interface(mean=(0.2, 0.3, 0.4), std=(0.5, 0.25, 0.1), bgr=True)
     batch = batches(source, 0, 1)[0]
     x, label = batch.to_device(torch.device("cpu"), interface)
-    images = recolored(batch.images, batch.colors)
+    images = change_colors(batch.images, batch.colors)
     red, green, blue = images.unbind(1)
     expected = torch.stack(((blue - 0.4) / 0.1, (green - 0.3) / 0.25, (red - 0.2) / 0.5), 1)
     assert torch.allclose(x, expected, atol=1e-6)
@@ -197,7 +197,7 @@ def test_the_network_gets_recoloured_and_normalised_images(source: Dataset) -> N
 
 def test_colours_are_changed_after_the_crop(source: Dataset) -> None:
     batch = batches(source, 0, 1)[0]
-    assert all(isinstance(color, Colors) for color in batch.colors)
+    assert all(isinstance(color, ColorChange) for color in batch.colors)
     assert batch.images.dtype == torch.uint8
     assert batch.images.shape == (4, 3, 24, 32)
     assert batch.labels.shape == (4, 24, 32)

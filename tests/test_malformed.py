@@ -34,10 +34,10 @@ METADATA = {
     "channels by the billion": ({"channels": "1000000000"}, "channels must be a whole number, 1"),
     "channels of 5000 digits": ({"channels": "9" * 5000}, "channels must be a number, got '999"),
     "other channels": ({"channels": "4"}, "takes 3 channels, got 4"),
-    "classes by the billion": ({"classes": "1000000000"}, "its classes must be their names"),
+    "classes by the billion": ({"classes": "1000000000"}, "its classes must be different names"),
     "classes that the weights have not": ({"classes": "60000"}, "has 9 classes, but 60000 are"),
-    "classes nested": ({"classes": DEEP}, "its classes must be their names"),
-    "classes twice": ({"classes": '["a", "a"]'}, "names, which differ"),
+    "classes nested": ({"classes": DEEP}, "its classes must be different names"),
+    "classes twice": ({"classes": '["a", "a"]'}, "must be different names"),
     "classes that steer a terminal": ({"classes": '["\\u001b[31m"]'}, "its classes must be"),
     "classes without a name": ({"classes": '["", " "]'}, "its classes must be"),
     "a class of a million letters": ({"classes": json.dumps(["a" * 10**6])}, r"aaa\.\.\."),
@@ -162,7 +162,7 @@ def test_the_command_line_says_it_in_words(
     command = ("predict", tmp_path / "a.png", "--model", tmp_path / "net.safetensors", "-o")
     assert run_cli(*command, tmp_path / "out") == 2
     error = capsys.readouterr().err
-    assert "describes its network in a way not known here" in error
+    assert "does not describe a valid network" in error
     assert "Traceback" not in error
     assert "\x1b" not in error
     assert len(error) < 1000
@@ -212,11 +212,11 @@ def test_a_compressed_checkpoint_is_not_unpacked(shipped: Content, tmp_path: Pat
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"decoder_hidden_size": 30000}, "describes a network of 3602716234 numbers"),
+        ({"decoder_hidden_size": 30000}, "describes a network of 3602716234 values"),
         ({"depths": [2000, 1, 1, 1]}, "depths must be a number, -1000 to 1000, got 2000"),
         (
             {"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}},
-            "it needs code that comes with it, and such code is not run",
+            "it needs code that comes with it, which is not run",
         ),
     ],
 )

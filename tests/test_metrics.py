@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from selfadapt.labels import ClassSpace
-from selfadapt.metrics import Score, confusion_matrix, count, ece, in_space, iou, reliability
+from selfadapt.metrics import Score, confusion_matrix, count, ece, iou, reliability, to_class_space
 
 
 def naive_iou(label: Tensor, predicted: Tensor, c: int) -> float:
@@ -72,7 +72,7 @@ def test_a_sure_pixel_falls_into_the_last_bin() -> None:
 def test_merging_adds_probabilities() -> None:
     probs = torch.rand(4, 2, 2)
     space = ClassSpace(("person", "sky", "car"), merges={"rider": "person"})
-    merged = in_space(probs, ("rider", "car", "person", "train"), space)
+    merged = to_class_space(probs, ("rider", "car", "person", "train"), space)
     torch.testing.assert_close(merged[0], probs[0] + probs[2])
     assert (merged[1] == 0).all()
     torch.testing.assert_close(merged[2], probs[1])

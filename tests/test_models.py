@@ -92,7 +92,7 @@ def test_backbone_weights_load_alone(tmp_path: Path) -> None:
     imagenet = torchvision.models.resnet50(weights=None)
     wrapped = {f"model.module.{name}": value for name, value in imagenet.state_dict().items()}
     torch.save({"model": {"state_dict": wrapped}}, tmp_path / "resnet50.pth")
-    with pytest.warns(UserWarning, match="is of the backbone alone: the head is new"):
+    with pytest.warns(UserWarning, match="has the backbone only: the head is randomly"):
         model = selfadapt.create_model("deeplabv1_resnet50", weights=tmp_path / "resnet50.pth")
     assert torch.equal(model.backbone.conv1.weight, imagenet.conv1.weight)
     assert len(model.spec.classes) == 19
@@ -142,7 +142,7 @@ def test_metadata_that_cannot_be_read_is_said_to_be(
 ) -> None:
     metadata = {"arch": "deeplabv1_resnet50", **metadata}
     save_file({"a": torch.zeros(1)}, tmp_path / "net.safetensors", metadata=metadata)
-    with pytest.raises(ValueError, match="describes its network in a way not known here"):
+    with pytest.raises(ValueError, match="does not describe a valid network"):
         selfadapt.load_model(tmp_path / "net.safetensors")
 
 
@@ -551,7 +551,7 @@ def test_nothing_is_assumed_of_networks_of_known_libraries(address: str) -> None
 
 def test_what_a_network_was_trained_on_is_kept_in_its_file(tmp_path: Path) -> None:
     model: Any = selfadapt.open_model("streets")
-    assert "rendered streets" in model.spec.trained_on
+    assert "synthetic street scenes" in model.spec.trained_on
     selfadapt.save_model(model, tmp_path / "net.safetensors")
     loaded: Any = selfadapt.open_model(tmp_path / "net.safetensors")
     assert loaded.spec == model.spec

@@ -158,7 +158,7 @@ def test_a_layer_of_two_names_is_replaced_by_one(training: bool) -> None:
 )  # fmt: skip
 def test_other_kinds_of_batchnorm_are_refused_and_nothing_is_replaced(layer: nn.Module) -> None:
     model = nn.Sequential(nn.BatchNorm2d(4), layer)
-    with pytest.raises(ValueError, match=r"norm='sn' takes the place of plain BatchNorm2d .* '1'"):
+    with pytest.raises(ValueError, match=r"norm='sn' replaces plain BatchNorm2d .* '1'"):
         replace_batchnorm(model, "sn")
     assert type(model[0]) is nn.BatchNorm2d
 

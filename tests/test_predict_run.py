@@ -19,7 +19,7 @@ from PIL import Image as PILImage
 from conftest import random_image
 from runs import run_cli, start_cli
 from selfadapt.baselines import SaNOnly
-from selfadapt.images import num_pictures, to_pil
+from selfadapt.images import count_frames, to_pil
 from selfadapt.labels import STREETS_9, class_colors
 from selfadapt.predict.folder import ONCE, PredictFolder
 from selfadapt.predict.inputs import find_inputs
@@ -784,7 +784,7 @@ def test_smaller_copies_in_a_tiff_are_no_pictures_of_their_own(tmp_path: Path) -
     small.encoderinfo = {"tiffinfo": {254: 1}}
     large.save(tmp_path / "pyramid.tif", save_all=True, append_images=[small])
     assert PILImage.open(tmp_path / "pyramid.tif").n_frames == 2
-    assert num_pictures(tmp_path / "pyramid.tif") == 1
+    assert count_frames(tmp_path / "pyramid.tif") == 1
 
 
 def test_images_that_vanish_fail_alone(photos: Path, tmp_path: Path, monkeypatch: Any) -> None:

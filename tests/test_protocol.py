@@ -748,7 +748,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "an ensemble of differing networks": (differing_networks, "must have the same classes"),
     "labels of other classes": (
         set_at("targets", 0, "classes", value=["cat", "dog", "bird"]),
-        "no class of .* is among the classes asked for",
+        "has no class of the requested",
     ),
     "empty folder": (empty_folder, "empty"),
     "labels of another size in the validation domain": (other_sizes("validation"), "size"),

@@ -17,10 +17,10 @@ from selfadapt.metrics import (
     class_ece,
     count,
     ece,
-    in_space,
     iou,
     pixel_accuracy,
     reliability,
+    to_class_space,
 )  # fmt: skip
 
 IGNORE = 255
@@ -298,7 +298,7 @@ def test_merging_comes_before_the_choice_of_a_class() -> None:
     """The person is likelier than the car and than the bus, but not than a vehicle."""
     space = ClassSpace(("person", "car"), merges={"bus": "car"})
     probs = torch.tensor([0.3, 0.3, 0.4]).reshape(3, 1, 1)
-    merged = in_space(probs, ("car", "bus", "person"), space)
+    merged = to_class_space(probs, ("car", "bus", "person"), space)
     assert int(merged.argmax(dim=0)) == 1
     assert float(merged.max()) == pytest.approx(0.6)
     counts = count(torch.tensor([[1]]), merged)
@@ -309,15 +309,15 @@ def test_merging_comes_before_the_choice_of_a_class() -> None:
 def test_the_spaces_of_the_paper_meet_by_name() -> None:
     wide, narrow = class_space("cityscapes-19"), class_space("carla-13")
     probs = random_images(1, 19, [(4, 5)])[0][1]
-    merged = in_space(probs, wide.names, narrow)
+    merged = to_class_space(probs, wide.names, narrow)
     vehicles = ("car", "truck", "bus", "train", "motorcycle", "bicycle")
     expected = sum(probs[wide.index(name)] for name in vehicles)
     torch.testing.assert_close(merged[narrow.index("car")], expected)
     torch.testing.assert_close(merged.sum(dim=0), torch.ones(4, 5))
-    same = in_space(probs, wide.names, wide)
+    same = to_class_space(probs, wide.names, wide)
     assert torch.equal(same, probs)
     fewer = class_space("synthia-16")
-    left = in_space(probs, wide.names, fewer)
+    left = to_class_space(probs, wide.names, fewer)
     assert torch.equal(left[fewer.index("sky")], probs[wide.index("sky")])
     lost = sum(probs[wide.index(name)] for name in ("terrain", "truck", "train"))
     torch.testing.assert_close(left.sum(dim=0), 1 - lost)
@@ -326,5 +326,5 @@ def test_the_spaces_of_the_paper_meet_by_name() -> None:
 def test_probabilities_are_left_as_they_were() -> None:
     probs = random_images(1, 3, [(2, 2)])[0][1]
     before = probs.clone()
-    in_space(probs, ("a", "b", "c"), ClassSpace(("x",), merges={"a": "x", "b": "x"}))
+    to_class_space(probs, ("a", "b", "c"), ClassSpace(("x",), merges={"a": "x", "b": "x"}))
     assert torch.equal(probs, before)

@@ -196,7 +196,7 @@ TARGETS: dict[str, tuple[DataConfig, list[str] | None]] = {
 def test_a_target_domain_is_no_validation_domain(case: str) -> None:
     validation, targets = TARGETS[case]
     more = {} if targets is None else {"targets": targets}
-    with pytest.raises(ValueError, match="is a target domain; checkpoint and alpha are chosen on"):
+    with pytest.raises(ValueError, match="is a target domain, on which checkpoint and alpha"):
         TrainConfig(model=MODEL, source=GTA, validation=validation, **more)
 
 
@@ -255,7 +255,7 @@ VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "a negative weight": ({"class_weights": {"pole": -1.0}}, "class_weights of pole must be"),
     "a scale without statistics": (
         {"statistics_scale": [0.1, 0.5]},
-        "statistics_scale is about statistics_batches",
+        "statistics_scale applies to statistics_batches",
     ),
     "a scale of statistics that cannot be": (
         {"statistics_scale": [0.5, 0.1], "statistics_batches": 2},
@@ -282,7 +282,7 @@ def test_a_value_out_of_range_is_named(case: str) -> None:
 
 
 def test_a_class_alone_is_refused() -> None:
-    with pytest.raises(ValueError, match="two classes or more to tell apart, got road"):
+    with pytest.raises(ValueError, match="two or more classes, got road"):
         ModelConfig(name="deeplabv1_resnet18_slim", classes=["road"])
 
 
@@ -336,16 +336,16 @@ COMMANDS = {
     "an unknown split": ("--source.split trian", "^selfadapt train: .*no split 'trian'.*all"),
     "no class in common": (
         "--model.classes cityscapes-19 --source.classes ['tree','house','cow']",
-        "^selfadapt train: no class of folder/all is among.*it has tree, house, cow",
+        "^selfadapt train: folder/all has no class of the requested.*it has tree, house, cow",
     ),
     "no class in common in validation": (
         "--validation.classes ['tree','house','cow']",
-        "^selfadapt train: no class of folder/all is among.*it has tree, house, cow",
+        "^selfadapt train: folder/all has no class of the requested.*it has tree, house, cow",
     ),
     "no GPU": ("--machine.accelerator gpu", "^selfadapt train: there is no GPU here; use"),
     "a network from elsewhere": (
         "--model.name hf:nvidia/segformer",
-        "^selfadapt train: hf:nvidia/segformer cannot be built anew.*take a name of",
+        "^selfadapt train: hf:nvidia/segformer cannot be rebuilt.*use a name of",
     ),
     "a target for validation": ("--targets [ROOT/validation]", "^selfadapt train: .*is a target"),
 }
@@ -440,5 +440,5 @@ def test_classes_and_seeds_differ() -> None:
 
 @pytest.mark.parametrize("setting", [{"frozen_batchnorm": True}, {"statistics_batches": 3}])
 def test_settings_of_batchnorm_need_batchnorm(setting: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="are about BatchNorm, but the network has norm 'bin'"):
+    with pytest.raises(ValueError, match="apply to BatchNorm, but the network has norm 'bin'"):
         TrainConfig(model=replace(MODEL, norm="bin"), source=GTA, **setting)

@@ -34,8 +34,8 @@ from runs import (
 )  # fmt: skip
 from selfadapt.data import open_dataset
 from selfadapt.train import loop, train
-from selfadapt.train.folder import RunFolder, read_state
-from selfadapt.train.loop import fingerprint
+from selfadapt.train.folder import TrainFolder, read_state
+from selfadapt.train.loop import dataset_fingerprint
 from selfadapt.train.trainer import Trainer
 
 pytest.importorskip("lightning_fabric")
@@ -159,7 +159,7 @@ MOMENTS: dict[str, Callable[[], Any]] = {
         os, "fsync", lambda *_: len(saved_states()) > 3
     ),
     "before others are removed": lambda: interrupted(
-        RunFolder, "keep", lambda _, epochs: max(epochs, default=0) > 1
+        TrainFolder, "keep", lambda _, epochs: max(epochs, default=0) > 1
     ),
 }
 
@@ -195,7 +195,7 @@ def test_no_saved_state_lacks_a_network_it_holds_for_the_best(
 
     monkeypatch.setattr(loop, "confusion_by_alpha", confusion)
     for step in (6, 9, 12):
-        ended = interrupted(RunFolder, "save", lambda _, state, *__, at=step: state.step == at)
+        ended = interrupted(TrainFolder, "save", lambda _, state, *__, at=step: state.step == at)
         with ended:
             train(as_config(content), tmp_path)
         state, _ = read_state(tmp_path / "state.safetensors")
@@ -206,7 +206,7 @@ def test_no_saved_state_lacks_a_network_it_holds_for_the_best(
             assert (tmp_path / f"epoch_{epoch:03}.safetensors").exists()
 
 
-@pytest.mark.parametrize("place", ["finish", "_best", "_summary", "_say_end"])
+@pytest.mark.parametrize("place", ["finish", "_best", "_summary", "_print_end"])
 def test_a_run_killed_at_its_end_is_ended_later(
     whole: Path, content: dict[str, Any], tmp_path: Path, place: str
 ) -> None:
@@ -214,7 +214,7 @@ def test_a_run_killed_at_its_end_is_ended_later(
     shutil.copytree(whole, run)
     for name in ("best.safetensors", "last.safetensors", "summary.json"):
         (run / name).unlink()
-    with interrupted(loop.Run, place):
+    with interrupted(loop.TrainingRun, place):
         train(as_config(content), run)
     train(as_config(content), run)
     assert_same_result(result_of(run), result_of(whole))
@@ -233,7 +233,7 @@ AVERAGE_MOMENTS: dict[str, Callable[[], Any]] = {
     **{f"before step {step}": lambda step=step: killed_at_step(step) for step in (1, 7, 12)},
     "while statistics are averaged": MOMENTS["while statistics are averaged"],
     "in validation": MOMENTS["in validation"],
-    "at the end": lambda: interrupted(loop.Run, "finish"),
+    "at the end": lambda: interrupted(loop.TrainingRun, "finish"),
 }
 
 
@@ -430,8 +430,8 @@ def test_a_torn_state_is_said_to_be_torn(
     state = half / "state.safetensors"
     state.write_bytes(state.read_bytes()[:length])
     said = refused(content, tmp_path, half, capsys)
-    assert f"{state} is torn, or no state of a training run" in said
-    assert "use --overwrite to start anew" in said
+    assert f"{state} is damaged, or not the state of a training run" in said
+    assert "use --overwrite to start over" in said
 
 
 @pytest.mark.parametrize("place", [0.01, 0.1, 0.5, 0.9])
@@ -455,8 +455,8 @@ def test_a_finished_run_keeps_its_best_network_when_the_file_of_its_epoch_is_dam
     kept = run / f"epoch_{best:03}.safetensors"
     damage(kept, change)
     said = refused(content, tmp_path, run, capsys)
-    reason = "is gone" if change == "gone" else "is not as it was written"
-    assert f"{kept} {reason}; copy {run / 'best.safetensors'} there" in said
+    reason = "is missing" if change == "gone" else "is damaged: its checksum differs"
+    assert f"{kept} {reason}; replace it by {run / 'best.safetensors'}, which is the same" in said
     shutil.copy(run / "best.safetensors", kept)
     train(as_config(content), run)
     assert_same_result(result_of(run), result_of(whole))
@@ -470,7 +470,7 @@ def test_a_run_does_not_go_on_without_the_best_network_so_far(
     damage(kept, change)
     said = refused(content, tmp_path, half, capsys)
     assert f"{kept} is" in said
-    assert "restore it, or use --overwrite to start anew" in said
+    assert "restore it, or use --overwrite to start over" in said
 
 
 def damage(path: Path, change: str) -> None:
@@ -508,7 +508,7 @@ def test_a_foreign_file_is_no_state(
 ) -> None:
     save_file({"a": torch.zeros(3)}, half / "state.safetensors")
     said = refused(content, tmp_path, half, capsys)
-    assert "must be of the format 'selfadapt training state 3' to go on from, got None" in said
+    assert "must have the format 'selfadapt training state 3' to resume from, got None" in said
     save_file({"a": torch.zeros(3)}, half / "state.safetensors", {"format": "pt"})
     assert "got 'pt'" in refused(content, tmp_path, half, capsys)
 
@@ -743,7 +743,7 @@ def test_labels_that_mean_something_else_are_another_run(tmp_path: Path) -> None
     found = []
     for names in (CLASSES, CLASSES[::-1], CLASSES):
         (root / "classes.txt").write_text("\n".join(names))
-        found.append(fingerprint(open_dataset("folder", root, split="all", space=CLASSES)))
+        found.append(dataset_fingerprint(open_dataset("folder", root, split="all", space=CLASSES)))
     assert found[0] == found[2] != found[1]
 
 
@@ -753,7 +753,7 @@ def test_a_validation_domain_without_labels_is_refused(
     empty = write_domain(tmp_path / "empty", 2, 5)
     for path in (empty / "labels").iterdir():
         Image.fromarray(np.full((64, 96), 255, np.uint8)).save(path)
-    with pytest.raises(ValueError, match="no pixel of folder/all has a class of the network's"):
+    with pytest.raises(ValueError, match="no pixel of folder/all has a class of the network"):
         train(as_config({**content, "validation": domain(empty)}), tmp_path / "run")
 
 

@@ -16,7 +16,7 @@ import selfadapt
 from runs import run_cli
 from selfadapt.app.gate import EXPIRY_S, MAX_STORAGE_BYTES, has_room
 from selfadapt.cli.progress import Bar
-from selfadapt.data.reading import read_label, read_picture, size_of_file
+from selfadapt.data.reading import read_image_size, read_label, read_picture
 from selfadapt.data.tables import CITYSCAPES
 from selfadapt.models.weights import read_weights
 from selfadapt.report.page import PICTURE_KEYS, _is_valid_entry
@@ -87,7 +87,7 @@ def test_images_of_datasets_start_no_other_program(
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
     path = here / "a.png"
     path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpage\n")
-    for read in (read_picture, size_of_file):
+    for read in (read_picture, read_image_size):
         with pytest.raises(ValueError, match=r"a\.png"):
             read(path)
     assert not (here / "ran").exists()

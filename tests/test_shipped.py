@@ -18,8 +18,8 @@ from selfadapt.recipes import find_recipe
 from selfadapt.streets import TARGETS
 from selfadapt.train import MachineConfig, TrainConfig
 from selfadapt.train.fabric import make_fabric
-from selfadapt.train.folder import RunFolder
-from selfadapt.train.loop import Run
+from selfadapt.train.folder import TrainFolder
+from selfadapt.train.loop import TrainingRun
 
 WEIGHTS = Path(str(files("selfadapt") / "weights"))
 
@@ -62,7 +62,7 @@ def test_its_recipe_gives_the_recorded_curve(tmp_path: Path) -> None:
     config = replace(TrainConfig(**vars(content)), machine=machine)
     source = config.source.open(config.model.space)
     with torch.random.fork_rng():
-        run = Run(config, RunFolder(tmp_path), source, None, make_fabric(config))
+        run = TrainingRun(config, TrainFolder(tmp_path), source, None, make_fabric(config))
         run.start(overwrite=False)
         run.trainer.train_mode()
         losses = []

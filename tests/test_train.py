@@ -582,7 +582,7 @@ def test_statistics_that_are_not_finite_start_anew(
     """Else they would be infinite for ever, and so would be those of the running mean."""
     model = damaged(learned, tmp_path, "backbone.bn1.running_var")
     config = as_config(recipe(*roots, model=model, epochs=1, average=0.5))
-    with pytest.warns(UserWarning, match="not finite: backbone.bn1 starts anew"):
+    with pytest.warns(UserWarning, match="not finite: backbone.bn1 was reset"):
         train(config, tmp_path / "run")
     for name in ("best", "last"):
         trained = load_file(tmp_path / "run" / f"{name}.safetensors")
@@ -593,7 +593,7 @@ def test_statistics_that_are_not_finite_start_anew(
     ("name", "frozen", "said"),
     [
         ("backbone.bn1.running_var", True, r"not finite \(backbone.bn1\).* frozen_batchnorm"),
-        ("backbone.bn1.weight", False, "are not finite: look at backbone.bn1.weight"),
+        ("backbone.bn1.weight", False, "are not finite, see backbone.bn1.weight"),
     ],
 )
 def test_weights_that_no_training_mends_are_refused(
@@ -743,7 +743,7 @@ def test_a_process_that_is_killed_ends_the_others_in_a_line(
     _, err = process.communicate(timeout=120)
     assert process.returncode
     assert "selfadapt train: another process of this training ended" in err
-    assert "goes on from the last saved state" in err
+    assert "continues from the last saved state" in err
     assert "RuntimeError: [" not in err
     os.close(locked(run))  # nobody trains here any more
     assert read_state(run / "state.safetensors")[0].step > 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import selfadapt
 from conftest import seeded
-from selfadapt.models.weights import put_weights, read_weights
+from selfadapt.models.weights import load_weights, read_weights
 
 CLASSES = ("road", "car", "sky")
 
@@ -100,7 +100,7 @@ def test_a_network_takes_its_own_weights_whatever_their_names(tmp_path: Path) ->
     trained, model = seeded(Odd, 1), seeded(Odd, 2)
     for wrapped in (trained.state_dict(), {"state_dict": trained.state_dict()}):
         torch.save(wrapped, tmp_path / "w.pth")
-        put_weights(model, read_weights(tmp_path / "w.pth"))
+        load_weights(model, read_weights(tmp_path / "w.pth"))
         assert same(model, trained)
 
 
@@ -135,12 +135,12 @@ def test_a_backbone_below_its_name_is_one_but_a_whole_network_never_is(tmp_path:
     own = trained.state_dict()
     encoder = {name: value for name, value in own.items() if name.startswith("encoder.")}
     torch.save(encoder, tmp_path / "encoder.pth")
-    with pytest.warns(UserWarning, match="is of the backbone alone"):
+    with pytest.warns(UserWarning, match="has the backbone only"):
         selfadapt.create_model("smp:Unet/resnet18", weights=tmp_path / "encoder.pth")
     torch.save(own, tmp_path / "w.pth")
     with pytest.raises(ValueError, match="it has 4 classes, but 5 are asked for"):
         selfadapt.create_model("smp:Unet/resnet18", classes=5, weights=tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"it lacks decoder\.p.*it has too much decoder\.blocks"):
+    with pytest.raises(ValueError, match=r"it lacks decoder\.p.*it has unexpected decoder\.blocks"):
         selfadapt.create_model("smp:FPN/resnet18", classes=4, weights=tmp_path / "w.pth")
 
 
@@ -154,7 +154,7 @@ def test_another_head_is_not_left_out_in_silence(tmp_path: Path) -> None:
     tensors = dict(torchvision.models.resnet50(weights=None).state_dict())
     tensors["classifier.0.weight"] = torch.zeros(19, 2048, 1, 1)
     torch.save(tensors, tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"it has too much classifier\.0\.weight"):
+    with pytest.raises(ValueError, match=r"it has unexpected classifier\.0\.weight"):
         selfadapt.create_model("deeplabv1_resnet50", weights=tmp_path / "w.pth")
 
 
@@ -168,7 +168,7 @@ def test_metadata_of_other_makers_is_no_trouble(tmp_path: Path) -> None:
 def test_a_mismatch_names_the_network_that_would_fit(tmp_path: Path) -> None:
     trained = selfadapt.create_model("deeplabv1_resnet101", classes=19)
     torch.save(trained.state_dict(), tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"it has too much backbone\.layer3\.6.* more; .*101'"):
+    with pytest.raises(ValueError, match=r"it has unexpected backbone\.layer3\.6.* more; .*101'"):
         selfadapt.create_model("deeplabv1_resnet50", weights=tmp_path / "w.pth")
     with pytest.raises(ValueError, match=r"it lacks .* it is closest to 'deeplabv1_resnet101'"):
         selfadapt.create_model("hrnet_w18", weights=tmp_path / "w.pth")
@@ -226,5 +226,5 @@ def test_tensors_without_all_their_numbers_are_refused(tmp_path: Path) -> None:
     tensors = selfadapt.create_model("deeplabv1_resnet18_slim", classes=3).state_dict()
     tensors["cls_head.weight"] = tensors["cls_head.weight"].to_sparse()
     torch.save(dict(tensors), tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"w\.pth cannot be put into this network"):
+    with pytest.raises(ValueError, match=r"w\.pth cannot be loaded into this network"):
         selfadapt.create_model("deeplabv1_resnet18_slim", weights=tmp_path / "w.pth")

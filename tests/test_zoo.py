@@ -227,7 +227,7 @@ def test_a_local_file_of_timm_starts_the_backbone(
 ) -> None:
     whole = seeded(lambda: timm.create_model(timm_name))
     torch.save(whole.state_dict(), tmp_path / "backbone.pth")
-    with pytest.warns(UserWarning, match=r"backbone\.pth is of the backbone alone"):
+    with pytest.warns(UserWarning, match=r"backbone\.pth has the backbone only"):
         model = selfadapt.create_model(name, classes=3, weights=tmp_path / "backbone.pth")
     backbone = model.get_submodule(MODELS[name].backbone)
     loaded = [v for v in backbone.state_dict().values() if v.dim() == 4]

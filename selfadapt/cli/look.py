@@ -109,7 +109,7 @@ def _check_data(args: Namespace) -> int:
     classes = class_names(named) if isinstance(named, int | dict) else named
     return run_check(
         args.dataset, args.root, split=args.split, classes=classes, output=args.output,
-        overwrite=args.overwrite, say=_print_json if args.json else None,
+        overwrite=args.overwrite, show=_print_json if args.json else None,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from selfadapt.labels import CLASS_SPACES, Classes, Color, class_space
 from selfadapt.losses import LOSSES
 from selfadapt.method import Method
 from selfadapt.methods import Segments, check_method, find_method, settings_of
-from selfadapt.models.address import is_foreign
+from selfadapt.models.address import is_external
 from selfadapt.models.interface import Interface
 from selfadapt.patterns import nearest
 from selfadapt.steps import STEP_RULES
@@ -238,7 +238,7 @@ def _set_interface(model: Any, place: str, given: dict[str, Any]) -> None:
         return
     channels = given["channels"]
     layers = {layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)}
-    takes = layers if is_foreign(model.spec.name) else {model.spec.channels}
+    takes = layers if is_external(model.spec.name) else {model.spec.channels}
     if takes and channels not in takes:
         count = next(iter(takes)) if len(takes) == 1 else "other numbers of"
         raise ValueError(f"{place} takes {count} channels, got flags for {channels}")

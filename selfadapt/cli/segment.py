@@ -31,7 +31,7 @@ from selfadapt.forecast import forecast
 from selfadapt.method import UNLIKE
 from selfadapt.models.spec import fingerprint
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
-from selfadapt.optional import need
+from selfadapt.optional import import_optional
 from selfadapt.predict import (
     DEFAULT,
     NOT_OF_VIDEOS,
@@ -100,7 +100,7 @@ def _predict(args: Namespace) -> int:
                 f"{' and '.join(images_only)} can be written of images only, and there is a video "
                 "among the inputs: leave one of the two out"
             )
-        need("av", "video")
+        import_optional("av", "video")
     method, classes, networks = open_method(args, compare="panel" in outputs)
     identity = {
         "method": args.method,

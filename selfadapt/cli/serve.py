@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 from selfadapt.cli.opening import SHIPPED, model_arguments, open_models
 from selfadapt.cli.verbs import Verb
 from selfadapt.demo.run import STREETS_SETTINGS
-from selfadapt.optional import need
+from selfadapt.optional import import_optional
 
 
 def _serve_arguments(parser: ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def _serve_arguments(parser: ArgumentParser) -> None:
 
 
 def _serve(args: Namespace) -> int:
-    need("gradio", "app")
+    import_optional("gradio", "app")
     from selfadapt.app.networks import Network
     from selfadapt.app.server import is_local, serve
     from selfadapt.app.uploads import PIXELS, Limits

@@ -1,4 +1,4 @@
-"""Images with labels: the datasets of the paper, images of your own, and a built-in world."""
+"""Labelled images: the datasets of the paper, your own images, and rendered streets."""
 
 from selfadapt.data.catalog import DATASETS
 from selfadapt.data.datasets import DataConfig, open_dataset

@@ -1,4 +1,4 @@
-"""The datasets that are known by name: how they lie on the disk, and what their labels mean."""
+"""The supported datasets: their folder layouts and label tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,23 +12,23 @@ TRAIN_VAL = {"train": "train", "val": "val"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description:
-    """What is known about a dataset before looking at its files."""
+class DatasetInfo:
+    """Facts about a dataset that are independent of its files on the disk."""
 
     layouts: tuple[Layout, ...] = ()
-    """The first that finds both an image and a label is taken."""
+    """The first with both an image and a label is used."""
     splits: Mapping[str, str] = field(default_factory=dict)
-    """The splits with labels, and the folder of each; "" is no folder."""
+    """The splits with labels and their folders; "" if the split has no folder."""
     withheld: tuple[str, ...] = ()
     """Splits whose labels are not public."""
     counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """How many pairs a split has; several numbers where there are several editions."""
+    """Number of pairs in each split; several numbers if there are several editions."""
     sizes_differ: bool = False
-    """Some pairs are known to differ in size: they are looked for, and left out."""
+    """Some pairs are known to differ in size and are left out."""
     missing: str = ""
-    """What to do when a split is not found."""
+    """Advice if a split is not found."""
     wrong_id: str = WRONG_ID
-    """What is likely wrong when a label holds an id that is not in the table."""
+    """Advice if a label has an id that is not in the table."""
 
 
 def _cityscapes_like(labels: str, table: LabelTable) -> Layout:
@@ -37,10 +37,10 @@ def _cityscapes_like(labels: str, table: LabelTable) -> Layout:
     )
 
 
-def _acdc(condition: str, train: int, val: int) -> Description:
+def _acdc(condition: str, train: int, val: int) -> DatasetInfo:
     images = f"rgb_anon/{condition}/{{split}}/*/*_rgb_anon.png"
     labels = f"gt/{condition}/{{split}}/*/*_gt_"
-    return Description(
+    return DatasetInfo(
         layouts=(
             Layout(images, f"{labels}labelIds.png", tables.CITYSCAPES),
             Layout(images, f"{labels}labelTrainIds.png", tables.TRAIN_IDS),
@@ -51,22 +51,22 @@ def _acdc(condition: str, train: int, val: int) -> Description:
     )
 
 
-def _wilddash(table: LabelTable) -> Description:
-    return Description(
+def _wilddash(table: LabelTable) -> DatasetInfo:
+    return DatasetInfo(
         layouts=(Layout("images/*.{jpg,jpeg,png}", "labels/*.png", table),),
-        splits={"all": "", "val": ""},  # what is public is also called its validation set
+        splits={"all": "", "val": ""},  # the public part is also called its validation set
         counts={"all": (4256,), "val": (4256,)},
         wrong_id="WildDash 1 is another dataset, and its panoptic files hold no ids of classes",
     )
 
 
 NO_TABLE = LabelTable("a list of classes", {})
-"""Stands in the layouts of ``folder``, whose table comes with its class list."""
+"""Placeholder in the layouts of ``folder``, whose table comes from its class list."""
 
-PICTURES = "{png,jpg,jpeg,bmp,webp,tif,tiff}"
+SUFFIXES = "{png,jpg,jpeg,bmp,webp,tif,tiff}"
 
 DATASETS = {
-    "gta": Description(
+    "gta": DatasetInfo(
         layouts=(
             Layout("images/*.png", "labels/*.png", tables.GTA, split_file="split.mat"),
             Layout("images/{split}/*.png", "labels/{split}/*.png", tables.GTA),
@@ -77,7 +77,7 @@ DATASETS = {
         missing="the downloaded images and labels are split all; for train, val and test put "
         "split.mat, which comes in read_mapping.zip with the dataset, beside images and labels",
     ),
-    "synthia": Description(
+    "synthia": DatasetInfo(
         layouts=(
             Layout("RGB/*.png", "GT/LABELS/*.png", tables.SYNTHIA),
             _cityscapes_like("gtFine_labelIds.png", tables.SYNTHIA),
@@ -89,7 +89,7 @@ DATASETS = {
     ),
     "wilddash": _wilddash(tables.WILDDASH),
     "wilddash-unified": _wilddash(tables.WILDDASH_UNIFIED),
-    "cityscapes": Description(
+    "cityscapes": DatasetInfo(
         layouts=(
             _cityscapes_like("gtFine_labelIds.png", tables.CITYSCAPES),
             _cityscapes_like("gtFine_labelTrainIds.png", tables.TRAIN_IDS),
@@ -99,7 +99,7 @@ DATASETS = {
         withheld=("test",),
         counts={"train": (2975,), "val": (500,)},
     ),
-    "bdd": Description(
+    "bdd": DatasetInfo(
         layouts=(
             Layout(
                 "images/10k/{split}/*.jpg", "labels/sem_seg/masks/{split}/*.png", tables.TRAIN_IDS
@@ -114,7 +114,7 @@ DATASETS = {
         counts={"train": (7000,), "val": (1000,)},
         wrong_id="the labels of BDD are train ids, 0 to 18 and 255; are these its sem_seg masks?",
     ),
-    "idd": Description(
+    "idd": DatasetInfo(
         layouts=(
             _cityscapes_like("gtFine_labelcsTrainIds.png", tables.TRAIN_IDS),
             _cityscapes_like("gtFine_labelids.png", tables.IDD),
@@ -125,7 +125,7 @@ DATASETS = {
         withheld=("test",),
         counts={"train": (6993, 14027), "val": (981, 2036)},  # part I, parts I and II
     ),
-    "mapillary": Description(
+    "mapillary": DatasetInfo(
         layouts=(
             Layout("{split}/images/*.jpg", "{split}/v1.2/labels/*.png", tables.MAPILLARY),
             Layout("{split}/images/*.jpg", "{split}/labels/*.png", tables.MAPILLARY),
@@ -142,15 +142,15 @@ DATASETS = {
     "acdc-night": _acdc("night", 400, 106),
     "acdc-rain": _acdc("rain", 400, 100),
     "acdc-snow": _acdc("snow", 400, 100),
-    "folder": Description(
+    "folder": DatasetInfo(
         layouts=(
-            Layout(f"images/**/*.{PICTURES}", "labels/**/*.{png}", NO_TABLE),
-            Layout(f"images/{{split}}/**/*.{PICTURES}", "labels/{split}/**/*.{png}", NO_TABLE),
+            Layout(f"images/**/*.{SUFFIXES}", "labels/**/*.{png}", NO_TABLE),
+            Layout(f"images/{{split}}/**/*.{SUFFIXES}", "labels/{split}/**/*.{png}", NO_TABLE),
         ),
         splits={"all": ""},  # and every folder in images
         missing="images lie in images, their labels in labels under the same name; a split is a "
         "folder in both, and split all takes everything",
-        wrong_id="a label holds the place of the class in the list of classes, or 255",
+        wrong_id="a label has the index of the class in the list of classes, or 255",
     ),
-    "streets": Description(),  # drawn, not read: each look is a split
+    "streets": DatasetInfo(),  # rendered, not read: each look is a split
 }

@@ -1,4 +1,4 @@
-"""Look for what is missing, broken or unexpected in a dataset: every pair is read."""
+"""Check a dataset for missing, damaged or unexpected files by reading every pair."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,75 +14,76 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from selfadapt.data.catalog import Description
-from selfadapt.data.datasets import SHOWN, check_classes, table_of
-from selfadapt.data.finding import check_root, describe, find_listing, splits_there
+from selfadapt.data.catalog import DatasetInfo
+from selfadapt.data.datasets import MAX_EXAMPLES, check_classes, label_table
 from selfadapt.data.layouts import Listing, Pair
-from selfadapt.data.samples import Dataset, classes_of, size_error
+from selfadapt.data.locate import available_splits, check_root, dataset_info, find_listing
+from selfadapt.data.samples import Dataset, size_error, table_classes
 from selfadapt.data.sheet import contact_sheet
-from selfadapt.files import check_output, written_whole
+from selfadapt.files import atomic_write, check_output
 from selfadapt.labels import ClassSpace
 
-UNKNOWN = "not in the table"
+NOT_IN_TABLE = "not in the table"
 
 
 @dataclass
 class SplitReport:
-    """What was found in one split."""
+    """The result for one split."""
 
     dataset: Dataset
     listing: Listing
-    description: Description
+    info: DatasetInfo
     counts: tuple[int, ...]
-    """How many pairs there should be; any of these."""
+    """Expected numbers of pairs, one for each edition of the dataset."""
     unreadable: list[str] = field(default_factory=list)
     sizes: list[str] = field(default_factory=list)
     unknown_ids: dict[int, list[Path]] = field(default_factory=dict)
-    """Raw ids that are not in the table, and the labels that hold them."""
+    """Raw ids that are not in the table, and the label files with them."""
     pixels: Counter[int] = field(default_factory=Counter)
-    """How many pixels each raw id has."""
+    """Number of pixels of each raw id."""
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong: a line for each kind, then lines with examples."""
-        listing, found = self.listing, []
+        """The problems: each a line, followed by lines with examples."""
+        listing, problems = self.listing, list[str]()
         if self.counts and len(listing.pairs) not in self.counts:
             counts = " or ".join(map(str, self.counts))
-            found.append(f"{len(listing.pairs)} pairs, but there should be {counts}")
-        found += _examples("images have no label", listing.images_without_label)
-        found += _examples("labels have no image", listing.labels_without_image)
-        found += _examples("pairs cannot be read", self.unreadable)
-        if not self.description.sizes_differ:
-            found += _examples("pairs differ in size", self.sizes)
+            problems.append(f"{len(listing.pairs)} pairs, but there should be {counts}")
+        problems += _examples("images have no label", listing.images_without_label)
+        problems += _examples("labels have no image", listing.labels_without_image)
+        problems += _examples("pairs cannot be read", self.unreadable)
+        if not self.info.sizes_differ:
+            problems += _examples("pairs differ in size", self.sizes)
         for raw_id, labels in sorted(self.unknown_ids.items()):
             what = f"labels hold id {raw_id}, which is not in the table; {self.dataset.wrong_id}"
-            found += _examples(what, labels)
-        return [f"{self.dataset.name}: {problem}" for problem in found]
+            problems += _examples(what, labels)
+        return [f"{self.dataset.name}: {problem}" for problem in problems]
 
     @property
     def notes(self) -> list[str]:
-        """What was found, and what is known to be wrong and is left out by itself."""
+        """What was found, and pairs that are left out because of known differences in size."""
         listing = self.listing
-        found = [f"{len(listing.pairs)} pairs in {listing.root}, labels {listing.layout.labels}"]
-        if self.description.sizes_differ:
-            found += _examples("pairs differ in size, as is known, and are left out", self.sizes)
-        return [f"{self.dataset.name}: {note}" for note in found]
+        notes = [f"{len(listing.pairs)} pairs in {listing.root}, labels {listing.layout.labels}"]
+        if self.info.sizes_differ:
+            what = "pairs differ in size, as is known of this dataset, and are left out"
+            notes += _examples(what, self.sizes)
+        return [f"{self.dataset.name}: {note}" for note in notes]
 
 
 @dataclass
 class Report:
-    """What was found in a dataset."""
+    """The result for a dataset."""
 
     splits: list[SplitReport]
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong; nothing if all is well."""
+        """The problems of all splits."""
         return [problem for split in self.splits for problem in split.problems]
 
     @property
     def notes(self) -> list[str]:
-        """What else was found."""
+        """The notes of all splits."""
         return [note for split in self.splits for note in split.notes]
 
     @property
@@ -93,7 +94,7 @@ class Report:
         total = sum(split.pixels.total() for split in self.splits)
         for split in self.splits:
             for raw_id, number in split.pixels.items():
-                _, name = split.dataset.table.ids.get(raw_id, ("", UNKNOWN))
+                _, name = split.dataset.table.ids.get(raw_id, ("", NOT_IN_TABLE))
                 shares[name or "ignored"] = shares.get(name or "ignored", 0.0) + number / total
         return shares
 
@@ -110,16 +111,16 @@ def check_data(
 
     Args:
         dataset: A name in ``DATASETS``.
-        root: The folder the dataset lies in.
-        split: Part of the dataset; None takes all there are.
-        classes: Of ``folder``: the classes of the label files.
-        progress: Called with the number of pairs read, and of all pairs.
+        root: The folder of the dataset.
+        split: Part of the dataset; None for all that are present.
+        classes: For ``folder``: the classes of the label files.
+        progress: Called with the number of pairs read and the total.
     """
     if dataset == "streets":
-        raise ValueError("streets is drawn, so there are no files to check")
+        raise ValueError("streets is rendered, so there are no files to check")
     check_classes(dataset, classes)
     splits = _splits(dataset, root) if split is None else [split]
-    reports = [_listed(dataset, root, name, classes) for name in splits]
+    reports = [_list_split(dataset, root, name, classes) for name in splits]
     done, total = 0, sum(len(report.listing.pairs) for report in reports)
     progress(0, total)
     for report in reports:
@@ -137,18 +138,18 @@ def run_check(
     classes: str | Sequence[str] | None = None,
     output: Path | None = None,
     overwrite: bool = False,
-    say: Callable[[Report], None] | None = None,
+    show: Callable[[Report], None] | None = None,
 ) -> int:
-    """Check a dataset, say what was found, and return 0 if all is well, else 1.
+    """Check a dataset, report the result, and return 0 without problems, else 1.
 
     Args:
         dataset: A name in ``DATASETS``.
-        root: The folder the dataset lies in.
-        split: Part of the dataset; None takes all there are.
-        classes: Of ``folder``: the classes of the label files.
-        output: An image to write, with some pairs to look at.
-        overwrite: Replace the image if it is there.
-        say: Takes what was found. None: it is printed.
+        root: The folder of the dataset.
+        split: Part of the dataset; None for all that are present.
+        classes: For ``folder``: the classes of the label files.
+        output: Image file to write a contact sheet of some pairs to.
+        overwrite: Replace an existing image file.
+        show: Receives the report. None: it is printed.
     """
     if output is not None:
         check_output(output, overwrite=overwrite)
@@ -163,16 +164,16 @@ def run_check(
             classes=classes,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    (say or print_report)(report)
+    (show or print_report)(report)
     if output is not None and any(len(part.dataset) for part in report.splits):
         sheet = contact_sheet([part.dataset for part in report.splits])
-        with written_whole(output) as aside:
-            sheet.save(aside, format="PNG")
+        with atomic_write(output) as temporary:
+            sheet.save(temporary, format="PNG")
     return 1 if report.problems else 0
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """Print the problems, what else was found, and the share of each class."""
+    """Print the problems, the notes, and the share of each class."""
     console = console or Console(highlight=False)
     for problem in report.problems:
         console.print(f"problem: {problem}", markup=False, soft_wrap=True)
@@ -189,28 +190,27 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
 
 def _splits(dataset: str, root: str | Path | None) -> list[str]:
-    there = splits_there(dataset, check_root(dataset, root))
-    if "all" in there:
+    splits = available_splits(dataset, check_root(dataset, root))
+    if "all" in splits:
         return ["all"]
-    return there or [next(iter(describe(dataset).splits))]  # not there either: that is explained
+    # Without any split, the attempt to list one raises the error that explains it.
+    return splits or [next(iter(dataset_info(dataset).splits))]
 
 
-def _listed(
+def _list_split(
     dataset: str, root: str | Path | None, split: str, classes: str | Sequence[str] | None
 ) -> SplitReport:
-    description = describe(dataset)
+    info = dataset_info(dataset)
     listing = find_listing(dataset, root, split)
-    table = table_of(dataset, listing, classes)
-    space = ClassSpace(tuple(classes_of(table)))
-    pairs = Dataset(
-        f"{dataset}/{split}", listing.pairs, space, table, wrong_id=description.wrong_id
-    )
-    return SplitReport(pairs, listing, description, description.counts.get(split, ()))
+    table = label_table(dataset, listing, classes)
+    space = ClassSpace(tuple(table_classes(table)))
+    pairs = Dataset(f"{dataset}/{split}", listing.pairs, space, table, wrong_id=info.wrong_id)
+    return SplitReport(pairs, listing, info, info.counts.get(split, ()))
 
 
 @dataclass
-class _Findings:
-    """What was found in one pair."""
+class _PairCheck:
+    """The result for one pair."""
 
     unreadable: str | None = None
     size: str | None = None
@@ -218,43 +218,39 @@ class _Findings:
 
 
 def _read_all(report: SplitReport) -> Iterator[None]:
-    """Read the pairs in threads: decoders leave the lock, so that is as fast as processes."""
+    """Read the pairs in threads: decoders release the GIL, so these are as fast as processes."""
     pool = ThreadPoolExecutor()
     pairs = report.listing.pairs
-    found = pool.map(partial(_read, report.dataset), pairs)
+    checks = pool.map(partial(_read, report.dataset), pairs)
     try:
-        for pair, findings in zip(pairs, found, strict=True):
-            _add(report, pair, findings)
+        for pair, check in zip(pairs, checks, strict=True):
+            if check.unreadable:
+                report.unreadable.append(check.unreadable)
+            if check.size:
+                report.sizes.append(check.size)
+            report.pixels.update(check.pixels)
+            for raw_id in check.pixels.keys() - report.dataset.table.ids.keys():
+                report.unknown_ids.setdefault(raw_id, []).append(pair.label)
             yield
-    finally:  # whoever stops early does not wait for the rest
+    finally:  # if the caller stops early, do not wait for the rest
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _read(dataset: Dataset, pair: Pair) -> _Findings:
+def _read(dataset: Dataset, pair: Pair) -> _PairCheck:
     try:
         image, raw = dataset.read(pair)
     except (ValueError, OSError) as error:
-        return _Findings(unreadable=str(error))
+        return _PairCheck(unreadable=str(error))
     label_size = (raw.shape[1], raw.shape[0])
     size = None if image.size == label_size else size_error(pair, image.size, label_size)
-    numbers = np.bincount(raw.ravel())
-    pixels = {int(raw_id): int(numbers[raw_id]) for raw_id in numbers.nonzero()[0]}
-    return _Findings(size=size, pixels=pixels)
+    counts = np.bincount(raw.ravel())
+    pixels = {int(raw_id): int(counts[raw_id]) for raw_id in counts.nonzero()[0]}
+    return _PairCheck(size=size, pixels=pixels)
 
 
-def _add(report: SplitReport, pair: Pair, findings: _Findings) -> None:
-    if findings.unreadable:
-        report.unreadable.append(findings.unreadable)
-    if findings.size:
-        report.sizes.append(findings.size)
-    report.pixels.update(findings.pixels)
-    for raw_id in findings.pixels.keys() - report.dataset.table.ids.keys():
-        report.unknown_ids.setdefault(raw_id, []).append(pair.label)
-
-
-def _examples(what: str, things: Sequence[object]) -> list[str]:
-    """Return how many things there are and a line for each of the first; nothing if none."""
-    lines = [f"{len(things)} {what}", *map(str, things[:SHOWN])]
-    if len(things) > SHOWN:
-        lines.append(f"and {len(things) - SHOWN} more")
-    return ["\n  ".join(lines)] if things else []
+def _examples(what: str, items: Sequence[object]) -> list[str]:
+    """Return the number of items with a line for each of the first; empty without items."""
+    lines = [f"{len(items)} {what}", *map(str, items[:MAX_EXAMPLES])]
+    if len(items) > MAX_EXAMPLES:
+        lines.append(f"and {len(items) - MAX_EXAMPLES} more")
+    return ["\n  ".join(lines)] if items else []

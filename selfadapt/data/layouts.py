@@ -1,8 +1,8 @@
-"""Where a dataset keeps its files: a pattern for the images, one for the labels.
+"""Folder layouts of datasets: a path pattern for images and one for labels.
 
-In a pattern ``*`` is any text within a name, ``**`` any folders, ``{png,jpg}`` one of several, and
-``{split}`` the folder of the split. An image and a label are partners when their wildcards stand
-for the same text; that text is the name of the pair.
+In a pattern ``*`` is any text within a name, ``**`` any folders, ``{png,jpg}`` a choice, and
+``{split}`` the folder of the split. An image and a label form a pair if their wildcards match the
+same text, which is the name of the pair.
 """
 
 import os
@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 
 from selfadapt.labels import LabelTable
-from selfadapt.optional import need
+from selfadapt.optional import import_optional
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An image and its label, not read yet."""
+    """The paths of an image and its label."""
 
     name: str
     image: Path
@@ -27,16 +27,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way a dataset lies on the disk, and what its labels mean there."""
+    """A folder layout of a dataset, with the table of its labels."""
 
     images: str
     labels: str
     table: LabelTable
     split_file: str | None = None
-    """A file in the folder that lists the numbers of the images in each split."""
+    """A file that lists the numbers of the images of each split."""
 
     def has(self, root: Path, folder: str) -> bool:
-        """Return True if a split, kept in ``folder`` ("": it has none), can be told apart here."""
+        """Return True if this layout can have the split ``folder`` ("" for no split folder)."""
         if folder and self.split_file and "{split}" not in self.images:
             return (root / self.split_file).is_file()
         return ("{split}" in self.images) == bool(folder)
@@ -54,14 +54,14 @@ class Listing:
 
 
 def list_pairs(root: Path, layout: Layout, folder: str) -> Listing | None:
-    """Return the files of a split in natural order; None where there are no images or no labels."""
+    """Return the files of a split in natural order; None without images or without labels."""
     if not layout.has(root, folder):
         return None
     images = find_files(root, layout.images.replace("{split}", folder))
     labels = find_files(root, layout.labels.replace("{split}", folder)) if images else {}
     if layout.split_file and folder:
-        numbers = _numbers(root / layout.split_file, folder)
-        images, labels = (_of_numbers(files, numbers) for files in (images, labels))
+        numbers = _read_split_file(root / layout.split_file, folder)
+        images, labels = (_filter_by_number(files, numbers) for files in (images, labels))
     if not images or not labels:
         return None
     return Listing(
@@ -76,29 +76,29 @@ def list_pairs(root: Path, layout: Layout, folder: str) -> Listing | None:
 def find_files(root: Path, pattern: str) -> dict[str, Path]:
     """Return the files under ``root`` that match ``pattern``, by the text of its wildcards.
 
-    Hidden files are left out. The order is that of the texts, with numbers by their value.
+    Hidden files are left out. The files are in the natural order of the texts.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for path, texts in _walk(str(root), pattern.split("/"), ()):
         name = "/".join(texts)
-        if name in found:
+        if name in files:
             raise ValueError(
-                f"there must be one file for each name, but {found[name]} and {path} are both "
+                f"there must be one file for each name, but {files[name]} and {path} are both "
                 f"{name!r}; remove one of them"
             )
-        found[name] = Path(path)
-    return {name: found[name] for name in sorted(found, key=natural)}
+        files[name] = Path(path)
+    return {name: files[name] for name in sorted(files, key=natural_key)}
 
 
-def natural(text: str) -> tuple[list[str | int], str]:
-    """Return a key to sort by, in which numbers stand by their value.
+def natural_key(text: str) -> tuple[list[str | int], str]:
+    """Return a sort key that orders numbers in a text by their value.
 
     Example:
-        >>> sorted(["b1", "a10", "a9"], key=natural)
+        >>> sorted(["b1", "a10", "a9"], key=natural_key)
         ['a9', 'a10', 'b1']
     """
     parts = re.split(r"(\d+)", text, flags=re.ASCII)
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)], text
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)], text
 
 
 def _walk(
@@ -135,14 +135,14 @@ def _regex(part: str) -> re.Pattern[str]:
     return re.compile(text.replace(",", "|"))
 
 
-def _numbers(path: Path, split: str) -> set[int]:
+def _read_split_file(path: Path, split: str) -> set[int]:
     """Return the numbers of a split in the split.mat of GTA."""
     try:
-        lists = need("scipy", "data").io.loadmat(path)
+        lists = import_optional("scipy", "data").io.loadmat(path)
         return {int(number) for number in lists[f"{split}Ids"].ravel()}
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} does not hold the lists trainIds, valIds, testIds") from error
 
 
-def _of_numbers(files: dict[str, Path], numbers: set[int]) -> dict[str, Path]:
+def _filter_by_number(files: dict[str, Path], numbers: set[int]) -> dict[str, Path]:
     return {n: path for n, path in files.items() if n.isdecimal() and int(n) in numbers}

@@ -1,8 +1,8 @@
-"""Pictures and labels out of files: raw ids exactly as they were written.
+"""Read images and labels from files.
 
-A label is a PNG file of ids: gray of any depth, a palette (its places count, not its colours), or
-several 16-bit channels, of which SYNTHIA has the id in the first. Or it is a JSON file of polygons
-with names, as Cityscapes and IDD have.
+A label is a PNG file of ids: grayscale of any bit depth, a palette (of which the indices are used,
+not the colours), or several 16-bit channels, the first with the id, as in SYNTHIA. Or it is a JSON
+file of polygons with names, as in Cityscapes and IDD.
 """
 
 import json
@@ -21,14 +21,14 @@ from selfadapt.labels import LabelTable
 from selfadapt.pseudo import IGNORE
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
-GRAY, RGB, PALETTE, GRAY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6  # the colour types of PNG
-ORIENTATION = 274  # the EXIF tag
-ON_ITS_SIDE = (5, 6, 7, 8)
+GRAY, RGB, PALETTE, GRAY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6  # PNG colour types
+ORIENTATION = 274  # EXIF tag
+TRANSPOSED = (5, 6, 7, 8)
 
 
 def read_picture(path: Path) -> PILImage.Image:
-    """Return an image file in RGB, as in a viewer; see ``load_image``."""
-    with _explained(path), PILImage.open(path, formats=readable_formats()) as picture:
+    """Return an image file in RGB; see ``load_image``."""
+    with _path_in_errors(path), PILImage.open(path, formats=readable_formats()) as picture:
         picture.load()
         if picture.mode in ("RGB", "L") and not picture.has_transparency_data:
             return ImageOps.exif_transpose(picture).convert("RGB")
@@ -40,46 +40,48 @@ def read_label(path: Path, table: LabelTable | None = None) -> np.ndarray:
 
     Args:
         path: A PNG file, or a JSON file of polygons.
-        table: Gives the ids of the names in a JSON file.
+        table: Has the ids of the names in a JSON file.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, or holds colours and not ids.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is damaged, or has colours instead of ids.
     """
-    with _explained(path):
+    with _path_in_errors(path):
         if path.suffix == ".json":
-            return _drawn(path, table)
+            return _draw_polygons(path, table)
         depth, kind = _png_form(path)
         if kind in (RGB, RGB_ALPHA) and depth == 8:
             raise ValueError(
                 f"a label must hold the id of a class at each pixel, but {path} holds colours "
                 "(8-bit RGB); use the files of ids that come with the dataset, or write a gray PNG"
             )
-        if kind in (RGB, RGB_ALPHA, GRAY_ALPHA) and depth == 16:  # PIL would cut these to 8 bits
+        if (
+            kind in (RGB, RGB_ALPHA, GRAY_ALPHA) and depth == 16
+        ):  # PIL would truncate these to 8 bits
             return decode_image(read_file(str(path)), ImageReadMode.UNCHANGED)[0].numpy()
         with PILImage.open(path, formats=("PNG",)) as picture:
             ids = np.array(picture if picture.mode != "LA" else picture.getchannel(0))
         if kind == GRAY and 1 < depth < 8:
-            ids //= 255 // (2**depth - 1)  # PIL spreads these over 0 to 255
+            ids //= 255 // (2**depth - 1)  # PIL scales these to 0 to 255
         return ids.astype(np.uint16 if depth == 16 else np.uint8, copy=False)
 
 
-def size_of_file(path: Path) -> tuple[int, int]:
+def read_image_size(path: Path) -> tuple[int, int]:
     """Return the width and height of an image or label, from the header of the file alone."""
-    with _explained(path):
+    with _path_in_errors(path):
         if path.suffix == ".json":
             annotation = json.loads(path.read_bytes())
             return annotation["imgWidth"], annotation["imgHeight"]
         with PILImage.open(path, formats=readable_formats()) as picture:
             width, height = picture.size
-            if "exif" in picture.info and picture.getexif().get(ORIENTATION) in ON_ITS_SIDE:
+            if "exif" in picture.info and picture.getexif().get(ORIENTATION) in TRANSPOSED:
                 width, height = height, width
             return width, height
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Name the file in whatever error its reader raises."""
+def _path_in_errors(path: Path) -> Iterator[None]:
+    """Add the path to any error that its reader raises."""
     try:
         yield
     except FileNotFoundError as error:
@@ -92,7 +94,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read: {error}") from error
     except KeyError as error:
         raise ValueError(f"{path} is not a file of polygons, it lacks {error}") from error
-    except Exception as error:  # decoders of damaged files fail in any way
+    except Exception as error:  # decoders of damaged files may raise anything
         raise ValueError(f"{path} cannot be read, it may be cut off or damaged: {error}") from error
 
 
@@ -101,21 +103,21 @@ def _png_form(path: Path) -> tuple[int, int]:
     with path.open("rb") as file:
         start = file.read(26)
     if len(start) < 26 or not start.startswith(PNG_START):
-        raise ValueError(f"a label must be a PNG file, but {path} is none, or is cut off")
+        raise ValueError(f"a label must be a PNG file, but {path} is not, or is cut off")
     depth, kind = struct.unpack("BB", start[24:])
     return depth, kind
 
 
-def _drawn(path: Path, table: LabelTable | None) -> np.ndarray:
+def _draw_polygons(path: Path, table: LabelTable | None) -> np.ndarray:
     """Draw polygons in the order of the file; deleted and empty ones are left out."""
     if table is None:
         raise ValueError(f"the names in {path} need a label table that gives their ids")
     ids = {name: raw_id for raw_id, (name, _) in table.ids.items()}
     annotation = json.loads(path.read_bytes())
     size = annotation["imgWidth"], annotation["imgHeight"]
-    most = PILImage.MAX_IMAGE_PIXELS
+    max_pixels = PILImage.MAX_IMAGE_PIXELS
     if not all(isinstance(side, int) and side > 0 for side in size) or (
-        most is not None and size[0] * size[1] > most
+        max_pixels is not None and size[0] * size[1] > max_pixels
     ):
         raise ValueError(f"{path} must be of the size of an image, got {size[0]} x {size[1]}")
     label = PILImage.new("L", size, ids["unlabeled"])
@@ -127,7 +129,7 @@ def _drawn(path: Path, table: LabelTable | None) -> np.ndarray:
         if shape.get("deleted") or len(points) < 2:
             continue
         if name not in ids:
-            raise ValueError(f"{path} holds the name {name!r}, which {table.origin} does not have")
-        if ids[name] != IGNORE:  # what has no id of its own, license plates, is not drawn
+            raise ValueError(f"{path} holds the name {name!r}, which is not in {table.origin}")
+        if ids[name] != IGNORE:  # names without an id, such as license plates, are not drawn
             draw.polygon(points, fill=ids[name])
     return np.array(label)

@@ -1,4 +1,4 @@
-"""A dataset: pairs of an image and a label that are read, and mapped to classes, when asked for."""
+"""A dataset of pairs of an image and a label, read and mapped to classes on access."""
 
 import zlib
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from selfadapt.pseudo import IGNORE
 from selfadapt.streets import render
 
 WRONG_ID = "is this the right dataset, and are these its files of ids?"
-"""What is likely wrong when a label holds an id that its table does not have."""
+"""Default advice if a label has an id that is not in the table."""
 
 
 class Sample(NamedTuple):
@@ -28,15 +28,15 @@ class Sample(NamedTuple):
 
 
 class Dataset:
-    """Pairs of an image and a label, read when asked for.
+    """Pairs of an image and a label, read on access.
 
     Args:
         name: Dataset and split, such as ``cityscapes/val``.
-        pairs: Where the images and labels lie.
-        space: The classes of the samples' labels.
-        table: What the raw ids in the label files mean.
-        notes: What was left out, and why.
-        wrong_id: What is likely wrong when a raw id is not in the table.
+        pairs: Paths of the images and labels.
+        space: The classes of the labels.
+        table: The meaning of the raw ids in the label files.
+        notes: Notes on what was left out.
+        wrong_id: Advice if a raw id is not in the table.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Dataset:
         self.notes = tuple(notes)
         self.wrong_id = wrong_id
         self._train_ids = table.lookup(space)
-        self._known = np.isin(np.arange(len(self._train_ids)), list(table.ids))
+        self._is_known = np.isin(np.arange(len(self._train_ids)), list(table.ids))
         if (self._train_ids == IGNORE).all():
             raise ValueError(
-                f"no class of {name} is among the classes asked for; it has "
-                f"{', '.join(classes_of(table))}, asked for are {', '.join(space.names)}"
+                f"{name} has no class of the requested ones: it has "
+                f"{', '.join(table_classes(table))}, requested are {', '.join(space.names)}"
             )
 
     def __len__(self) -> int:
@@ -70,31 +70,28 @@ class Dataset:
         image, raw = self.read(pair)
         if image.size != raw.shape[::-1]:
             raise ValueError(size_error(pair, image.size, raw.shape[::-1]))
-        if not self._known[raw].all():
-            raise ValueError(self._id_error(pair, raw))
+        if not self._is_known[raw].all():
+            ids = sorted(set(self.table.ids) - {IGNORE})
+            raise ValueError(
+                f"label {pair.label} holds id {self.unknown_ids(raw)[0]}, but the ids of "
+                f"{self.name} go from {ids[0]} to {ids[-1]}; {self.wrong_id}"
+            )
         return Sample(pair.name, image, self._train_ids[raw])
 
     def read(self, pair: Pair) -> tuple[PILImage.Image, np.ndarray]:
-        """Return the image and the raw ids of a pair as they are in its files."""
+        """Return the image and the raw ids of a pair, without checks."""
         return read_picture(pair.image), read_label(pair.label, self.table)
 
     def unknown_ids(self, raw: np.ndarray) -> list[int]:
-        """Return the raw ids that the table does not have."""
-        return np.unique(raw[~self._known[raw]]).tolist()
-
-    def _id_error(self, pair: Pair, raw: np.ndarray) -> str:
-        known = sorted(set(self.table.ids) - {IGNORE})
-        return (
-            f"label {pair.label} holds id {self.unknown_ids(raw)[0]}, but the ids of {self.name} "
-            f"go from {known[0]} to {known[-1]}; {self.wrong_id}"
-        )
+        """Return the raw ids that are not in the table."""
+        return np.unique(raw[~self._is_known[raw]]).tolist()
 
 
 class Streets(Dataset):
-    """Scenes of the built-in world in one look, drawn when asked for; the paths are names only."""
+    """Rendered street scenes of one look; the paths are names only."""
 
     def read(self, pair: Pair) -> tuple[PILImage.Image, np.ndarray]:
-        """Draw a scene; it depends on its look and number alone."""
+        """Render a scene, which depends only on its look and number."""
         look, number = pair.name.rsplit("-", 1)
         seed = (zlib.crc32(look.encode()) + int(number)) % 2**32
         image, label = render(look, seed)
@@ -102,11 +99,11 @@ class Streets(Dataset):
 
 
 def size_error(pair: Pair, image: tuple[int, int], label: tuple[int, int]) -> str:
-    """Return what to say about a pair that differs in size, given widths and heights."""
+    """Return the message for a pair that differs in size, given widths and heights."""
     sizes = f"{image[0]}x{image[1]} and {label[0]}x{label[1]}"
     return f"image and label differ in size: {pair.image} and {pair.label}: {sizes}"
 
 
-def classes_of(table: LabelTable) -> list[str]:
-    """Return the classes that some raw id of a table counts as."""
+def table_classes(table: LabelTable) -> list[str]:
+    """Return the classes of a table."""
     return list(dict.fromkeys(name for _, name in table.ids.values() if name is not None))

@@ -1,4 +1,4 @@
-"""Some pairs of a dataset on one picture: to see at a glance that labels fit their images."""
+"""A contact sheet of some pairs of a dataset, to check that labels fit their images."""
 
 from collections.abc import Sequence
 
@@ -12,27 +12,27 @@ from selfadapt.images import colored
 from selfadapt.labels import class_colors
 
 CELL = (256, 160)
-"""Width and height that an image is made to fit."""
+"""Maximum width and height of an image."""
 TEXT = 16
-"""Height of the line with the name."""
+"""Height of the line with the name of the pair."""
 COLUMNS = 3
 
 
 def contact_sheet(datasets: Sequence[Dataset], number: int = 12) -> PILImage.Image:
-    """Return evenly spaced pairs, each as the image beside the label laid over it, with its name.
+    """Return evenly spaced pairs: the name, the image, and the image with the label as overlay.
 
     Args:
-        datasets: Their pairs are taken one after the other.
-        number: How many pairs to show, or fewer where there are fewer.
+        datasets: The datasets, whose pairs are concatenated.
+        number: Maximum number of pairs to show.
     """
-    places = [(dataset, index) for dataset in datasets for index in range(len(dataset))]
-    number = min(number, len(places))
-    shown = [places[place] for place in np.linspace(0, len(places) - 1, number).round().astype(int)]
+    items = [(dataset, index) for dataset in datasets for index in range(len(dataset))]
+    number = min(number, len(items))
+    shown = [items[k] for k in np.linspace(0, len(items) - 1, number).round().astype(int)]
     columns = min(COLUMNS, number)
     width, height = 2 * CELL[0] + 4, CELL[1] + TEXT
     sheet = PILImage.new("RGB", (columns * width, -(-number // columns) * height), "white")
-    for place, (dataset, index) in enumerate(shown):
-        sheet.paste(_cell(dataset, index), (place % columns * width, place // columns * height))
+    for cell, (dataset, index) in enumerate(shown):
+        sheet.paste(_cell(dataset, index), (cell % columns * width, cell // columns * height))
     return sheet
 
 

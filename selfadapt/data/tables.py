@@ -1,7 +1,7 @@
-"""What the numbers in each dataset's label files mean: one line for each number, with its origin.
+"""Label tables: the meaning of the ids in the label files of each dataset.
 
-Each line is ``raw id: (name in the origin, class it counts as)``; None: the id is ignored. The
-classes are those of Cityscapes. Ids that are not in a table are mistakes in a file.
+Each line is ``raw id: (name in the origin, class it is mapped to)``; None: the id is ignored. The
+classes are those of Cityscapes. Ids that are not in a table are errors in a file.
 """
 
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ SYNTHIA_IDS: Ids = {
     22: ("lanemarking",    None),
 }
 
-WILDDASH_IDS: Ids = {  # its own unified policy
+WILDDASH_IDS: Ids = {  # the unified policy
     0:  ("unlabeled",         None),
     1:  ("egovehicle",        None),
     2:  ("overlay",           None),
@@ -107,7 +107,7 @@ WILDDASH_IDS: Ids = {  # its own unified policy
     28: ("bus",               "bus"),
     29: ("caravan",           None),
     30: ("trailer",           None),
-    31: ("onrails",           "train"),  # a class "on rails" there, whose id is that of train
+    31: ("onrails",           "train"),  # "on rails", with the id of train
     32: ("motorcycle",        "motorcycle"),
     33: ("bicycle",           "bicycle"),
     34: ("pickup",            "truck"),
@@ -202,7 +202,7 @@ IDD_IDS: Ids = {
     39: ("license plate",          None),
 }
 
-IDD_LEVEL3_IDS: Ids = {  # merged ids count as their most frequent member: that choice is ours
+IDD_LEVEL3_IDS: Ids = {  # merged ids are mapped to their most frequent member (our choice)
     0:  ("road",                                        "road"),
     1:  ("parking, drivable fallback",                  None),
     2:  ("sidewalk",                                    "sidewalk"),
@@ -301,8 +301,8 @@ MAPILLARY_IDS: Ids = {  # the classes are those of the self-adaptive paper's cod
     65: ("Unlabeled",                 None),
 }
 
-# The classes follow those of version 1.2; that an id which is new in 2.0 counts as what its part of
-# the image was called there is a guess.
+# The classes follow those of version 1.2. Ids that are new in 2.0 are mapped to the class that the
+# same image regions have in 1.2, which is an assumption.
 MAPILLARY_2_IDS: Ids = {
     0:   ("Bird",                                            None),
     1:   ("Ground Animal",                                   None),
@@ -433,7 +433,7 @@ MAPILLARY_2_IDS: Ids = {
 
 CITYSCAPES = LabelTable(
     "mcordts/cityscapesScripts, helpers/labels.py",
-    {**CITYSCAPES_IDS, IGNORE: ("license plate", None)},  # -1 there, which is 255 in 8 bits
+    {**CITYSCAPES_IDS, IGNORE: ("license plate", None)},  # -1 in the origin, which is 255 in 8 bits
 )
 GTA = LabelTable(
     "mcordts/cityscapesScripts, helpers/labels.py; visinf/self-adaptive, datasets/labels.py",
@@ -458,7 +458,7 @@ MAPILLARY_2 = LabelTable(
 
 
 def class_list_table(names: Sequence[str], origin: str) -> LabelTable:
-    """Return the table of labels that are places in a list of classes, 255 being ignored."""
+    """Return the table of labels that are indices into a list of classes; 255 is ignored."""
     ids: Ids = {index: (name, name) for index, name in enumerate(names)}
     return LabelTable(origin, {**ids, IGNORE: ("ignored", None)})
 

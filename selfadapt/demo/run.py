@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from selfadapt.checks import check_number
 from selfadapt.cost import duration
 from selfadapt.data import open_dataset
-from selfadapt.data.reading import size_of_file
+from selfadapt.data.reading import read_image_size
 from selfadapt.demo.page import Headline, Scene, Section, page
 from selfadapt.demo.pictures import comparison_pictures, legend, strip, visible_classes
 from selfadapt.demo.tables import (
@@ -37,7 +37,7 @@ from selfadapt.demo.tables import (
     score_verdict,
 )
 from selfadapt.engine import described
-from selfadapt.files import make_folder, written_whole
+from selfadapt.files import atomic_write, make_folder
 from selfadapt.forecast import FEW_STEPS, LONG, total_seconds
 from selfadapt.images import load_image
 from selfadapt.labels import STREETS_9, predicted_names
@@ -296,7 +296,7 @@ def _opening_lines(
     sizes: Counter[Size] = Counter()
     for path in paths:
         with suppress(ValueError, OSError):  # reported when the image is read
-            width, height = size_of_file(path)
+            width, height = read_image_size(path)
             sizes[_downscaled_size((height, width))] += 1
     if not sizes:
         return []
@@ -332,7 +332,7 @@ def _single_thread() -> Iterator[None]:
 
 
 def _write(report: Path, content: str) -> None:
-    with written_whole(report) as temporary:
+    with atomic_write(report) as temporary:
         temporary.write_text(content, encoding="utf-8")
 
 

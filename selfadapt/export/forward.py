@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfadapt.models.interface import LOWEST, Interface
+from selfadapt.models.interface import MIN_LOGIT, Interface
 
 
 class Forward(nn.Module):
@@ -49,7 +49,7 @@ class Forward(nn.Module):
             size = torch.Size(map(self._padded, size))
             if (self.interface.divisor, self.interface.minimum) != (1, 1):
                 x = F.pad(x, (0, size[1] - width, 0, size[0] - height), mode="replicate")
-        logits = self.interface.class_logits(self.model(x)).clamp_min(LOWEST)
+        logits = self.interface.class_logits(self.model(x)).clamp_min(MIN_LOGIT)
         return F.interpolate(logits, size, mode="bilinear", align_corners=False)
 
     def _padded(self, length: int) -> int:

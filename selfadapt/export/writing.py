@@ -18,8 +18,8 @@ from selfadapt.export.trace import (
     size_text,
     trace,
 )
-from selfadapt.files import check_output, written_whole
-from selfadapt.optional import need
+from selfadapt.files import atomic_write, check_output
+from selfadapt.optional import import_optional
 from selfadapt.views import size_of
 
 TOLERANCE = 1e-4
@@ -85,7 +85,7 @@ def checked_path(path: str | Path, suffix: str, overwrite: bool) -> Path:
     check_output(path, overwrite=overwrite)
     if suffix == ".onnx":
         for library in LIBRARIES:
-            need(library, "onnx")
+            import_optional(library, "onnx")
     return path
 
 
@@ -106,7 +106,7 @@ def write_onnx(traced: Trace, path: Path) -> float:
     for key, value in traced.metadata.items():
         graph.model.metadata_props[key] = value if isinstance(value, str) else json.dumps(value)
     _name_sizes(graph.model.graph, traced)
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         with exporter_errors(traced.size):
             graph.save(temporary, external_data=False)
             run = _run_onnx(temporary)
@@ -123,7 +123,7 @@ def write_program(traced: Trace, path: Path) -> float:
         file.seek(0)
         run: Any = torch.export.load(file).module()
     difference = _check(traced, path, run)
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(file.getbuffer())
     return difference
 
@@ -139,7 +139,7 @@ def _name_sizes(graph: Any, traced: Trace) -> None:
 
 
 def _run_onnx(path: Path) -> Run:
-    onnxruntime = need("onnxruntime", "onnx")
+    onnxruntime = import_optional("onnxruntime", "onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""Networks: create them, save them, load them back, and talk to any of them."""
+"""Create, save and load segmentation networks, and describe their input and output."""
 
 from selfadapt.models.checkpoint import load_model, save_model
 from selfadapt.models.create import create_model, open_model

@@ -4,9 +4,9 @@
     smp:KIND/ENCODER      such as smp:Unet/resnet34; timm's encoders are called tu-NAME
     smp:FOLDER            what smp's save_pretrained wrote
     hf:OWNER/NAME         a network on the Hugging Face hub, or hf:FOLDER
-    MODULE:FUNCTION       a function of one's own that returns a network
+    MODULE:FUNCTION       a function of your own that returns a network
 
-The last runs foreign code, so it must be trusted in so many words. No file can name it.
+MODULE:FUNCTION runs arbitrary code, so it requires ``trust=True``. No file can request it.
 """
 
 import inspect
@@ -28,19 +28,19 @@ from torchvision.models import get_model, get_model_weights, segmentation
 from selfadapt.checks import check_number
 from selfadapt.models.interface import MAX_CHANNELS
 from selfadapt.models.zoo import Architecture, StateDict
-from selfadapt.optional import need
+from selfadapt.optional import import_optional
 from selfadapt.patterns import nearest
 
 ADDRESS = re.compile(r"(torchvision|smp):(.+)")
 MAX_LAYERS = 1000
 MAX_REASON = 1000
-"""Most characters of what other libraries say."""
-FOREIGN = re.compile(r"hf:.+|(?!torchvision:|smp:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""Maximum length of an error message of another library."""
+EXTERNAL = re.compile(r"hf:.+|(?!torchvision:|smp:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def is_foreign(name: str) -> bool:
-    """Return True if a name means a network that is opened, not built."""
-    return FOREIGN.fullmatch(name) is not None or _smp_folder(name) is not None
+def is_external(name: str) -> bool:
+    """Return True if a name refers to a network that is loaded as it is, not built here."""
+    return EXTERNAL.fullmatch(name) is not None or _smp_folder(name) is not None
 
 
 def _smp_folder(name: str) -> Path | None:
@@ -49,21 +49,19 @@ def _smp_folder(name: str) -> Path | None:
 
 
 def library_architecture(address: str) -> Architecture | None:
-    """Return the architecture at an address of torchvision or smp; None: it is none such."""
-    found = ADDRESS.fullmatch(address)
-    if found and found[1] == "torchvision":
-        return _torchvision(found[2])
-    if found and found[1] == "smp":
-        return _smp(found[2])
-    return None
+    """Return the architecture at a torchvision or smp address, or None for other names."""
+    match = ADDRESS.fullmatch(address)
+    if match is None:
+        return None
+    return _torchvision(match[2]) if match[1] == "torchvision" else _smp(match[2])
 
 
 def _torchvision(name: str) -> Architecture:
-    known = torchvision.models.list_models(segmentation)
-    if name not in known:
+    names = torchvision.models.list_models(segmentation)
+    if name not in names:
         raise ValueError(
-            f"torchvision has no segmentation network {name!r};{nearest(name, known)} "
-            f"it has {', '.join(known)}"
+            f"torchvision has no segmentation network {name!r};{nearest(name, names)} "
+            f"available: {', '.join(names)}"
         )
     build = partial(get_model, name, weights=None, weights_backbone=None)
 
@@ -78,19 +76,18 @@ def _torchvision(name: str) -> Architecture:
 
 
 def _is_encoder(smp: Any, name: str) -> bool:
-    known = name in smp.encoders.get_encoder_names()
-    return known or re.fullmatch(r"tu-[\w.]+", name) is not None
+    return name in smp.encoders.get_encoder_names() or re.fullmatch(r"tu-[\w.]+", name) is not None
 
 
 def _smp(name: str) -> Architecture:
-    smp = need("segmentation_models_pytorch", "models")
-    known = {kind.__name__.lower(): kind for kind in smp.MODEL_ARCHITECTURES_MAPPING.values()}
+    smp = import_optional("segmentation_models_pytorch", "models")
+    kinds = {kind.__name__.lower(): kind for kind in smp.MODEL_ARCHITECTURES_MAPPING.values()}
     kind, slash, encoder = name.partition("/")
-    if kind.lower() not in known:
-        names = [kind.__name__ for kind in known.values()]
+    if kind.lower() not in kinds:
+        names = [kind.__name__ for kind in kinds.values()]
         raise ValueError(
             f"segmentation-models-pytorch has no architecture {kind!r};{nearest(kind, names)} "
-            f"it has {', '.join(names)}"
+            f"available: {', '.join(names)}"
         )
     encoders = smp.encoders.get_encoder_names()
     if not slash or not _is_encoder(smp, encoder):
@@ -100,13 +97,13 @@ def _smp(name: str) -> Architecture:
         )
 
     def build(num_classes: int, encoder_weights: str | None = None, in_channels: int = 3) -> Any:
-        network = known[kind.lower()]
+        network = kinds[kind.lower()]
         try:
             return network(
                 encoder_name=encoder, encoder_weights=encoder_weights, classes=num_classes,
                 in_channels=in_channels,
             )  # fmt: skip
-        except (KeyError, RuntimeError, ValueError) as error:  # not every pair goes together
+        except (KeyError, RuntimeError, ValueError) as error:  # an encoder may not fit
             raise ValueError(f"smp:{name} cannot be built: {error}") from error
 
     def imagenet() -> StateDict:
@@ -116,8 +113,8 @@ def _smp(name: str) -> Architecture:
 
 
 def open_folder(address: str) -> nn.Module:
-    """Return the network that smp's save_pretrained wrote to a folder."""
-    smp = need("segmentation_models_pytorch", "models")
+    """Load a network that smp's ``save_pretrained`` wrote to a folder."""
+    smp = import_optional("segmentation_models_pytorch", "models")
     folder = Path(str(_smp_folder(address)))
     try:
         settings = json.loads((folder / "config.json").read_text())
@@ -125,18 +122,18 @@ def open_folder(address: str) -> nn.Module:
         _check_depths(settings)
         check_number("in_channels", settings.get("in_channels", 3), 1, MAX_CHANNELS, whole=True)
         kind = smp.MODEL_ARCHITECTURES_MAPPING.get(str(settings.get("_model_class")).lower())
-        given = {k: v for k, v in settings.items() if not k.startswith("_")}
-        if not _is_encoder(smp, str(encoder)):  # it may be an address, which would be fetched
+        arguments = {k: v for k, v in settings.items() if not k.startswith("_")}
+        if not _is_encoder(smp, str(encoder)):  # it may be a URL, which would be downloaded
             raise ValueError(f"there is no encoder {encoder!r}")
-        _check_size(lambda: kind(**{**given, "encoder_weights": None}), folder)
+        _check_size(lambda: kind(**{**arguments, "encoder_weights": None}), folder)
         return smp.from_pretrained(folder, strict=True, encoder_weights=None).eval()
-    except Exception as error:  # files of others fail in many ways
+    except Exception as error:  # the libraries raise many kinds of errors
         reason = _reason(error)
     raise ValueError(f"{address} cannot be opened: {reason}")
 
 
 def _check_depths(settings: Any) -> None:
-    """Raise ValueError where a configuration asks for more layers than a network has."""
+    """Raise ValueError if a configuration asks for an unreasonable number of layers."""
     for name, value in settings.items():
         numbers = value if isinstance(value, list | tuple) else [value]
         for number in numbers if re.search("depth|layer|block", str(name)) else ():
@@ -147,40 +144,40 @@ def _check_depths(settings: Any) -> None:
 
 
 def _check_size(build: Callable[[], nn.Module], folder: Path) -> None:
-    """Raise ValueError where a network is larger than its files, before it takes memory."""
+    """Raise ValueError if a network is larger than its files, before memory is allocated."""
     try:
         with torch.device("meta"):
             num_values = sum(value.numel() for value in build().state_dict().values())
-    except Exception:  # some need numbers while they are built; or it cannot be built
+    except Exception:  # some networks cannot be built on the meta device
         return
     files = (path for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".safetensors"))
     num_bytes = sum(path.stat().st_size for path in files)
-    if num_values > 2 * num_bytes > 0:  # some values are computed, and in no file
+    if num_values > 2 * num_bytes > 0:  # some buffers are computed, not stored
         raise ValueError(
-            f"its config.json describes a network of {num_values} numbers, and its weights have "
+            f"its config.json describes a network of {num_values} values, but its weights have "
             f"{num_bytes} bytes"
         )
 
 
 def _reason(error: Exception) -> str:
-    """Return what kept a network of others from being opened.
+    """Return why another library could not load a network.
 
-    The libraries advise to run whatever code its files hold, which is not done here.
+    Advice to run the code in its files is replaced: such code is never run here.
     """
     text = str(error)
     if "trust_remote_code" in text:
         return (
-            "it needs code that comes with it, and such code is not run; give a function of your "
-            "own that builds it, MODULE:FUNCTION, and its weights"
+            "it needs code that comes with it, which is not run; give a function of your own that "
+            "builds it, MODULE:FUNCTION, and its weights"
         )
     if "weights_only" in text or "torch.load" in text:
-        return "its weights hold more than tensors, which is not loaded; save them as safetensors"
+        return "its weights contain more than tensors and are not loaded; save them as safetensors"
     return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
 
 
 def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return a network of the Hugging Face hub or of a folder, and the names of its classes."""
-    transformers = need("transformers", "hf")
+    """Load a network from the Hugging Face hub or a folder; return it and its class names."""
+    transformers = import_optional("transformers", "hf")
     name = address.removeprefix("hf:")
     folder = Path(name).expanduser()
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
@@ -190,7 +187,7 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
         local = {"local_files_only": folder.is_dir(), "trust_remote_code": False}
         config = transformers.AutoConfig.from_pretrained(name, **local)
         if folder.is_dir() and getattr(config, "use_pretrained_backbone", False):
-            raise ValueError("its backbone lies elsewhere (use_pretrained_backbone)")
+            raise ValueError("its backbone is not in the folder (use_pretrained_backbone)")
         _check_depths(config.to_dict())
         kinds = (
             transformers.AutoModelForSemanticSegmentation,
@@ -206,19 +203,19 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
             raise ValueError(f"it lacks weights of a segmentation network, such as {missing[0]}")
         names = tuple(str(config.id2label[index]) for index in sorted(config.id2label))
         return model.eval(), names
-    except Exception as error:  # files of others fail in many ways
+    except Exception as error:  # the libraries raise many kinds of errors
         reason = _reason(error)
         if isinstance(error, OSError) and not folder.is_dir():
             first_line = reason.partition("\n")[0].rstrip(".")
             reason = (
-                f"it could not be fetched ({first_line}); where there is no connection, save it "
-                "elsewhere with save_pretrained and give hf:FOLDER"
+                f"it could not be fetched ({first_line}); without a connection, save it on another "
+                "machine with save_pretrained and give hf:FOLDER"
             )
     raise ValueError(f"{address} cannot be opened: {reason}")
 
 
 def open_function(address: str, num_classes: int | None, *, trust: bool) -> nn.Module:
-    """Return the network that a function of one's own makes, ``MODULE:FUNCTION``."""
+    """Return the network built by ``MODULE:FUNCTION``."""
     if trust is not True:
         raise ValueError(
             f"{address} is code of your own that would be run; if you trust it, say trust=True, "
@@ -231,18 +228,17 @@ def open_function(address: str, num_classes: int | None, *, trust: bool) -> nn.M
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"{address}: {error}; is it on the Python path?") from error
-    except (Exception, SystemExit) as error:  # it is not our code
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ValueError(f"{address} failed: {type(error).__name__}: {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = [name for name, thing in vars(module).items() if callable(thing)]
-        guess = nearest(function_name, known)
+        functions = [name for name, value in vars(module).items() if callable(value)]
+        guess = nearest(function_name, functions)
         raise ValueError(f"{module_name} has no function {function_name!r}{guess and ';'}{guess}")
-    given = {"num_classes": num_classes, "classes": num_classes}
-    takes = inspect.signature(function).parameters
-    wanted = {name: num for name, num in given.items() if num is not None and name in takes}
+    parameters = inspect.signature(function).parameters
+    names = [name for name in ("num_classes", "classes") if name in parameters]
     try:
-        model = function(**wanted)
+        model = function(**({} if num_classes is None else dict.fromkeys(names, num_classes)))
     except (Exception, SystemExit) as error:
         raise ValueError(f"{address} failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):

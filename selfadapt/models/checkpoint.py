@@ -1,7 +1,7 @@
-"""Networks in files that describe themselves.
+"""Self-describing checkpoints.
 
-A saved network is a safetensors file whose metadata names its architecture, classes and
-preprocessing, so that ``load_model`` needs nothing but the path.
+A checkpoint is a safetensors file whose metadata holds architecture, classes and preprocessing, so
+that ``load_model`` needs only the path.
 """
 
 import json
@@ -16,12 +16,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from selfadapt.checks import shortened
-from selfadapt.files import written_whole
+from selfadapt.files import atomic_write
 from selfadapt.labels import CITYSCAPES_19, CLASS_SPACES
-from selfadapt.models.address import is_foreign
+from selfadapt.models.address import is_external
 from selfadapt.models.interface import Interface
 from selfadapt.models.spec import ModelSpec, find_architecture
-from selfadapt.models.weights import DoesNotFit, Weights, check_fit, put_weights, read_weights
+from selfadapt.models.weights import Weights, WeightsMismatch, check_fit, load_weights, read_weights
 from selfadapt.models.zoo import MODELS, Architecture
 
 FORMAT = "selfadapt"
@@ -35,24 +35,24 @@ def save_model(
 
     Args:
         model: A network from ``create_model`` or ``load_model``.
-        path: The file; it is replaced only when the new one is complete.
-        dtype: Store the weights in this precision. BatchNorm statistics always stay as they are:
-            their variances do not fit into 16 bits.
+        path: The file to write, atomically.
+        dtype: Store the weights in this precision. BatchNorm statistics keep theirs: variances
+            may overflow in 16 bits.
     """
     spec = getattr(model, "spec", None)
     if not isinstance(spec, ModelSpec):
         raise TypeError(
-            "only a network from create_model or load_model knows its architecture, got "
+            "model must come from create_model or load_model, which record its architecture, got "
             f"{type(model).__name__}; save its state_dict with safetensors.torch.save_file"
         )
-    if is_foreign(spec.name):
+    if is_external(spec.name):
         raise ValueError(
-            f"{spec.name} cannot be built anew from a file; save its state_dict with "
+            f"{spec.name} cannot be rebuilt from a file; save its state_dict with "
             "safetensors.torch.save_file, and load that with create_model(..., weights=FILE)"
         )
     if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
         raise TypeError(f"dtype must be a torch.dtype such as torch.float16, got {dtype!r}")
-    space = next((n for n, known in CLASS_SPACES.items() if known.names == spec.classes), None)
+    space = next((n for n, space in CLASS_SPACES.items() if space.names == spec.classes), None)
     interface = vars(getattr(model, "interface", Interface()))
     metadata = {
         "format": FORMAT,
@@ -72,16 +72,16 @@ def save_model(
         name: (value if dtype is None or name in buffers else value.to(dtype)).contiguous()
         for name, value in model.state_dict().items()
     }
-    with written_whole(Path(path)) as aside:
-        aside.write_bytes(packed(tensors, metadata))
+    with atomic_write(Path(path)) as temporary:
+        temporary.write_bytes(serialize(tensors, metadata))
 
 
-def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return a safetensors file: the same bytes for the same content, unlike the library's own.
+def serialize(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return the bytes of a safetensors file, deterministic unlike those of the library.
 
     Example:
-        >>> one = packed({"a": torch.ones(2)}, {"x": "1", "y": "2"})
-        >>> one == packed({"a": torch.ones(2)}, {"y": "2", "x": "1"})
+        >>> content = serialize({"a": torch.ones(2)}, {"x": "1", "y": "2"})
+        >>> content == serialize({"a": torch.ones(2)}, {"y": "2", "x": "1"})
         True
     """
     content = save(dict(tensors), metadata=dict(metadata))
@@ -96,7 +96,7 @@ def load_model(path: str | os.PathLike[str], *, dropout: float | None = None) ->
 
     Args:
         path: The file.
-        dropout: Rate of dropout after every ReLU, whatever the file says; 0: none.
+        dropout: Dropout rate after every ReLU, instead of the recorded one; 0 disables it.
     """
     weights = read_weights(path)
     metadata = weights.metadata
@@ -110,32 +110,30 @@ def load_model(path: str | os.PathLike[str], *, dropout: float | None = None) ->
         spec = recorded_spec(weights)
         spec = spec if dropout is None else replace(spec, dropout=dropout)
         interface = _recorded_interface(metadata)
-        model: Any = _built(spec, weights)
+        model: Any = _build(spec, weights)
     except (ValueError, TypeError) as error:
-        if isinstance(error, DoesNotFit):
+        if isinstance(error, WeightsMismatch):
             raise
-        raise ValueError(
-            f"{path} describes its network in a way not known here: {error}"
-        ) from error
+        raise ValueError(f"{path} does not describe a valid network: {error}") from error
     if interface is not None:
         model.interface = interface
-    put_weights(model, weights, whole=True)
+    load_weights(model, weights, whole=True)
     return model
 
 
 def _recorded_interface(metadata: Mapping[str, str]) -> Interface | None:
-    """Return the preprocessing that a file records, if it does."""
+    """Return the preprocessing recorded in a file, or None."""
     try:
         settings = json.loads(metadata.get("interface", "{}"))
     except RecursionError as error:
         raise ValueError("its interface is nested too deeply") from error
     if not isinstance(settings, dict):
         raise ValueError(f"its interface must be names and values, got {shortened(settings)}")
-    known = [field.name for field in fields(Interface) if field.name != "output"]
+    names = [field.name for field in fields(Interface) if field.name != "output"]
     for name in settings:
-        if name not in known:
+        if name not in names:
             raise ValueError(
-                f"its interface has no setting {shortened(name)}; known: {', '.join(known)}"
+                f"its interface has no setting {shortened(name)}; known: {', '.join(names)}"
             )
     if not settings:
         return None
@@ -149,37 +147,37 @@ def _recorded_interface(metadata: Mapping[str, str]) -> Interface | None:
     return interface
 
 
-def _built(spec: ModelSpec, weights: Weights) -> nn.Module:
-    """Build a network; one that is not that of the weights is refused before it takes memory."""
+def _build(spec: ModelSpec, weights: Weights) -> nn.Module:
+    """Build a network, after checking on the meta device that the weights fit."""
     try:
         with torch.device("meta"):
             skeleton = spec.build()
-    except Exception:  # some encoders need numbers while they are built; or it cannot be built
+    except Exception:  # some networks cannot be built on the meta device
         return spec.build()
     check_fit(skeleton, weights, whole=True)
     return spec.build()
 
 
 def recorded_spec(weights: Weights) -> ModelSpec:
-    """Return the specification of the network that a file was saved from."""
+    """Return the model specification recorded in a file."""
     metadata = weights.metadata
     if "classes" in metadata and weights.classes is None:
         raise ValueError(
-            "its classes must be their names, which differ, or their number, got "
+            "its classes must be different names, or their number, got "
             f"{shortened(metadata['classes'])}"
         )
     name = "_".join(metadata[key] for key in ("arch", "backbone") if key in metadata)
     options = _recorded_options(metadata, find_architecture(name))
     norm, dropout = metadata.get("norm", "bn"), _number(metadata, "dropout", 0.0)
-    own = metadata if metadata.get("format") == FORMAT else {}
+    ours = metadata if metadata.get("format") == FORMAT else {}
     return ModelSpec(
         name, weights.classes or CITYSCAPES_19, options, norm, dropout,
-        trained_on=own.get("trained_on", ""), channels=_number(own, "channels", 3),
+        trained_on=ours.get("trained_on", ""), channels=_number(ours, "channels", 3),
     )  # fmt: skip
 
 
 def _number(metadata: Mapping[str, str], name: str, default: N) -> N:
-    """Return a number of the kind of ``default``."""
+    """Return a number of the type of ``default`` from metadata."""
     try:
         return type(default)(metadata.get(name, default))
     except ValueError as error:
@@ -187,12 +185,11 @@ def _number(metadata: Mapping[str, str], name: str, default: N) -> N:
 
 
 def _recorded_options(metadata: Mapping[str, str], architecture: Architecture) -> dict[str, str]:
-    """Return the options that the metadata names; other makers name them among other words."""
-    given = {option: metadata[option] for option in architecture.options if option in metadata}
+    """Return the recorded options; files of other tools have them as part of a longer text."""
+    recorded = {option: metadata[option] for option in architecture.options if option in metadata}
     if metadata.get("format") == FORMAT:
-        return given
-    known = architecture.options
+        return recorded
     return {
-        option: next((value for value in known[option] if value in text), text)
-        for option, text in given.items()
+        option: next((value for value in architecture.options[option] if value in text), text)
+        for option, text in recorded.items()
     }

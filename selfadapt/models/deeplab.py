@@ -1,7 +1,7 @@
 """DeepLabv1 on a ResNet, as the paper uses it: dilated stages and one 1x1 convolution.
 
-The output stride is 8. Three layouts of a dilated
-ResNet are in use, and weights trained in one lose accuracy in another without any error:
+The output stride is 8. Three layouts of a dilated ResNet are in use; weights trained with one load
+into another without an error, but lose accuracy:
 
     dilation in layer3, layer4      first block    other blocks
     released code                   1, 1           2, 4
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from selfadapt.optional import need
+from selfadapt.optional import import_optional
 
 Style = Literal["pytorch", "caffe"]
 Dilation = Literal["released", "torchvision", "every block"]
@@ -30,10 +30,10 @@ class DeepLabV1(nn.Module):
     Args:
         backbone: ``resnet50``, ``resnet101`` or ``resnet18_slim``.
         num_classes: Number of classes.
-        style: Where a stage's stride sits in its first block: in the 3x3 convolution (``pytorch``)
-            or in the 1x1 before it (``caffe``).
+        style: Which convolution of a stage's first block has the stride: the 3x3 (``pytorch``) or
+            the 1x1 before it (``caffe``).
         dilation: Layout of the dilated stages.
-        corners: Whether upsampling aligns the corners of the maps: ``aligned`` or ``free``.
+        corners: Upsample with ``align_corners=True`` (``aligned``) or ``False`` (``free``).
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DeepLabV1(nn.Module):
         corners: str = "aligned",
     ) -> None:
         super().__init__()
-        self.aligned = corners == "aligned"
+        self.align_corners = corners == "aligned"
         if backbone == "resnet18_slim":
             self.backbone: ResNet = SlimResNet18()
         else:
@@ -58,8 +58,9 @@ class DeepLabV1(nn.Module):
         net = self.backbone
         features = net.maxpool(net.relu(net.bn1(net.conv1(x))))
         features = net.layer4(net.layer3(net.layer2(net.layer1(features))))
-        scores = self.cls_head(features).to(x.dtype)  # 16 bits of autocast interpolate badly
-        return F.interpolate(scores, x.shape[-2:], mode="bilinear", align_corners=self.aligned)
+        scores = self.cls_head(features).to(x.dtype)  # under autocast: do not upsample in 16 bits
+        size = x.shape[-2:]
+        return F.interpolate(scores, size, mode="bilinear", align_corners=self.align_corners)
 
 
 def dilated_resnet(name: str, style: Style, dilation: Dilation) -> ResNet:
@@ -75,7 +76,7 @@ def dilated_resnet(name: str, style: Style, dilation: Dilation) -> ResNet:
 
 
 class SlimResNet18(ResNet):
-    """ResNet-18 of half the width at output stride 8, without its classifier, for small worlds."""
+    """ResNet-18 of half the width at output stride 8, without its classifier."""
 
     def __init__(self) -> None:
         super().__init__(BasicBlock, [2, 2, 2, 2])
@@ -93,9 +94,9 @@ class SlimResNet18(ResNet):
 def deeplabv3plus(backbone: str, num_classes: int) -> nn.Module:
     """Return segmentation-models-pytorch's DeepLabv3+ at output stride 8, as the paper uses it.
 
-    Its pyramid has dense convolutions, as in the released code; the last 3x3 is separable here.
+    The ASPP has dense convolutions, as in the released code; the last 3x3 is separable here.
     """
-    smp = need("segmentation_models_pytorch", "models")
+    smp = import_optional("segmentation_models_pytorch", "models")
     return smp.DeepLabV3Plus(
         encoder_name=backbone, encoder_weights=None, encoder_output_stride=8,
         decoder_aspp_separable=False, classes=num_classes,

@@ -1,4 +1,4 @@
-"""Find out what a network takes and gives, from what its library records and by trying it."""
+"""Determine the interface of a network from the records of its library and by running it."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ COMMON_SIZES = (224, 256, 320, 384, 448, 480, 512, 518, 640, 768, 1024)
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise TypeError or ValueError for what cannot be adapted."""
+    """Raise TypeError or ValueError if a model cannot be adapted."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
@@ -40,12 +40,12 @@ def check_model(model: nn.Module) -> None:
     kinds = {type(module) for module in model.modules()}
     if nn.Conv3d in kinds and nn.Conv2d not in kinds:
         raise ValueError(
-            "this network segments volumes (it has Conv3d layers), and images of two dimensions "
-            "are what is adapted to here: take a network of Conv2d layers, and volumes slice by "
-            "slice, [method(volume[z]) for z in range(len(volume))]"
+            "this network segments volumes (it has Conv3d layers), but only images of two "
+            "dimensions are supported: use a network of Conv2d layers, and segment volumes slice "
+            "by slice, [method(volume[z]) for z in range(len(volume))]"
         )
     if any(t.is_meta for t in tensors):
-        raise ValueError("this model has weights on the meta device, which hold no numbers")
+        raise ValueError("this model has weights on the meta device, which have no values")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -57,7 +57,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def detect(model: nn.Module, given: Interface | None = None) -> Interface:
-    """Return the interface of ``model``; what is ``given`` stands, what is None is found out.
+    """Return the interface of ``model``; fields that are None in ``given`` are determined.
 
     Example:
         >>> interface = detect(nn.Conv2d(3, 2, 1))
@@ -67,27 +67,27 @@ def detect(model: nn.Module, given: Interface | None = None) -> Interface:
     given = Interface() if given is None else given
     if not isinstance(given, Interface):
         raise TypeError(f"interface must be an Interface, got {type(given).__name__}")
-    interface = _filled(given, _known(model))
-    interface = replace(interface, bgr=bool(interface.bgr), **_tried(model, interface))
+    interface = _merge(given, _recorded(model))
+    interface = replace(interface, bgr=bool(interface.bgr), **_probe(model, interface))
     if given.mean is None and given.std is None and len(interface.mean or ()) != interface.channels:
         interface = replace(interface, mean=None, std=None)  # recorded for other channels
     return _with_normalisation(interface)
 
 
-def is_normalisation_said(model: nn.Module, given: Interface | None, channels: int) -> bool:
-    """Return True if it is known how the input is normalised, not only assumed."""
-    said = _filled(Interface() if given is None else given, _known(model))
-    return all(len(numbers or ()) == channels for numbers in (said.mean, said.std))
+def is_normalisation_known(model: nn.Module, given: Interface | None, channels: int) -> bool:
+    """Return True if mean and deviation are given or recorded, False if they are assumed."""
+    interface = _merge(Interface() if given is None else given, _recorded(model))
+    return all(len(values or ()) == channels for values in (interface.mean, interface.std))
 
 
-def _filled(interface: Interface, other: Interface) -> Interface:
-    """Return an interface with what it leaves open taken from another."""
-    left = [field.name for field in fields(Interface) if getattr(interface, field.name) is None]
-    return replace(interface, **{name: getattr(other, name) for name in left})
+def _merge(interface: Interface, other: Interface) -> Interface:
+    """Fill the fields of an interface that are None from another."""
+    missing = [field.name for field in fields(Interface) if getattr(interface, field.name) is None]
+    return replace(interface, **{name: getattr(other, name) for name in missing})
 
 
 def _with_normalisation(interface: Interface) -> Interface:
-    """Fill in ImageNet's mean and deviation for colour, none for other channels; check them."""
+    """Fill in mean and deviation (ImageNet's for colour, else 0 and 1), and check them."""
     channels = interface.channels or 3
     default_mean, default_std = (0.0,) * channels, (1.0,) * channels
     if channels == 3:
@@ -103,7 +103,7 @@ def _with_normalisation(interface: Interface) -> Interface:
     return replace(interface, mean=mean, std=std)
 
 
-# by trying it
+# by running it
 
 
 class Probe:
@@ -117,24 +117,28 @@ class Probe:
     def scores(
         self, interface: Interface, size: Size, contrast: float = 1.0, altered: Any = None
     ) -> Tensor | None:
-        """Return the scores for noise of the given size, or None where the network refuses.
+        """Return the scores for noise of the given size, or None if the network raises an error.
 
-        The noise may have another contrast, and be altered in places.
+        Args:
+            interface: The channels of the input, and how scores are taken out of the output.
+            size: Height and width.
+            contrast: Standard deviation of the noise.
+            altered: Index of the noise values that 1 is added to; None: no values.
         """
         with torch.inference_mode(False), torch.no_grad():
             try:
                 output = self._run(interface, size, contrast, altered)
             except torch.OutOfMemoryError:
                 raise
-            except Exception:  # networks refuse a size in many ways
+            except Exception:  # networks reject a size with many kinds of errors
                 return None
             scores = interface.scores(output)
         return scores if scores.numel() else None
 
     def sees_all(self, interface: Interface, size: Size, scores: Tensor) -> bool:
-        """Return True if scores depend on the last row and the last column of an image."""
+        """Return True if scores depend on both the last row and the last column of an image."""
         if bool((scores == scores.flatten()[0]).all()):
-            return True  # as far as one can tell
+            return True  # constant scores, nothing can be concluded
         for last in ((..., -1, slice(None)), (..., -1)):
             other = self.scores(interface, size, altered=last)
             if other is not None and _identical(other, scores):
@@ -151,10 +155,10 @@ class Probe:
             noise[altered] += 1
         return self.model(noise.to(self._weight))
 
-    def used(self, interface: Interface) -> list[str]:
+    def used_parameters(self, interface: Interface) -> list[str]:
         """Return the parameters that scores depend on, in the order of their use.
 
-        Auxiliary heads are not among them. Where it cannot be determined there are none.
+        This excludes auxiliary heads. The list is empty if it cannot be determined.
         """
         order: dict[str, int] = {}
         values = {n: p for n, p in self.model.named_parameters() if p.is_floating_point()}
@@ -163,31 +167,34 @@ class Probe:
                 for value in values.values():
                     value.requires_grad_()
                 for name, module in self.model.named_modules():
-                    module.register_forward_pre_hook(partial(_count_run, order, name))
-                scores = interface.scores(self._run(interface, usual_size(interface)))
-                slopes = torch.autograd.grad(scores.sum(), list(values.values()), allow_unused=True)
+                    module.register_forward_pre_hook(partial(_record_order, order, name))
+                scores = interface.scores(self._run(interface, accepted_size(interface)))
+                gradients = torch.autograd.grad(
+                    scores.sum(), list(values.values()), allow_unused=True
+                )
             except torch.OutOfMemoryError:
                 raise
-            except Exception:  # scripted modules take no hooks, others no gradients
+            except Exception:  # scripted modules have no hooks, others no gradients
                 return []
-        places, place = {}, 0
-        for name, slope in zip(values, slopes, strict=True):
-            place = order.get(name.rpartition(".")[0], place)  # some run no layer for it
-            if slope is not None:
-                places[name] = place
-        return sorted(places, key=places.__getitem__)
+        positions, position = {}, 0
+        for name, gradient in zip(values, gradients, strict=True):
+            # Parameters that are used without running their module follow the one before.
+            position = order.get(name.rpartition(".")[0], position)
+            if gradient is not None:
+                positions[name] = position
+        return sorted(positions, key=positions.__getitem__)
 
 
-def usual_size(interface: Interface, side: int = 64) -> Size:
-    """Return a size that the network takes, with sides of about ``side`` pixels."""
+def accepted_size(interface: Interface, side: int = 64) -> Size:
+    """Return a size that the network accepts, with sides of about ``side`` pixels."""
     side = max(side, interface.minimum or 1)
     side += -side % (interface.divisor or 1)
     return interface.size or (side, side)
 
 
 @contextmanager
-def runs_original(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Yield a list of the modules of ``model`` itself that this thread runs in a ``with`` block."""
+def record_original_runs(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield a list of the original modules of ``model`` that this thread runs in the block."""
     modules, runs, thread = set(model.modules()), list[nn.Module](), get_ident()
 
     def count(module: nn.Module, _: Any) -> None:
@@ -198,31 +205,31 @@ def runs_original(model: nn.Module) -> Iterator[list[nn.Module]]:
         yield runs
 
 
-def _count_run(order: dict[str, int], name: str, *_: Any) -> None:
+def _record_order(order: dict[str, int], name: str, *_: Any) -> None:
     order.setdefault(name, len(order))
 
 
-def _identical(one: Tensor, other: Tensor) -> bool:
-    """Return True if tensors have the same numbers, where NaN is one."""
-    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
+def _identical(a: Tensor, b: Tensor) -> bool:
+    """Return True if tensors have the same values, where NaN equals NaN."""
+    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-def _tried(model: nn.Module, interface: Interface) -> dict[str, Any]:
-    """Run the network on noise: which channels and sizes does it take, what does it return?
+def _probe(model: nn.Module, interface: Interface) -> dict[str, Any]:
+    """Run the network on noise to determine channels, accepted sizes and form of the output.
 
-    A network that takes no size at all is left to fail, with its own words, on a real image.
+    A network that fails on all sizes raises its own error on the first real image.
     """
     if None not in (interface.channels, interface.minimum, interface.divisor, interface.activated):
-        return {}  # all of it is known
+        return {}  # nothing to determine
     probe = Probe(model)
     counts = [interface.channels] if interface.channels else _likely_channels(model)
     attempts = [(channels, rule) for channels in counts for rule in _divisor_rules(interface, 128)]
     attempts += [(counts[0], rule) for rule in _divisor_rules(interface, 512)]
     attempts += [(counts[0], rule) for rule in _fixed_rules(model, interface)]
-    taken = _first_taken(probe, interface, attempts)
-    if taken is None:
+    accepted = _first_accepted(probe, interface, attempts)
+    if accepted is None:
         return {"channels": counts[0], "divisor": 1, "activated": bool(interface.activated)}
-    channels, size, rule, scores = taken
+    channels, size, rule, scores = accepted
     attempt = replace(interface, channels=channels)
     if "divisor" in rule:
         rule["minimum"] = _minimum(probe, attempt, rule["divisor"], scores.shape[1])
@@ -231,49 +238,49 @@ def _tried(model: nn.Module, interface: Interface) -> dict[str, Any]:
     return {"channels": channels, **rule}
 
 
-def _first_taken(
+def _first_accepted(
     probe: Probe, interface: Interface, attempts: Sequence[tuple[int, tuple[Size, dict[str, Any]]]]
 ) -> tuple[int, Size, dict[str, Any], Tensor] | None:
-    """Return the first channels, size and rule that the network takes, and its scores.
+    """Return the first channels, size and rule that the network accepts, and its scores.
 
-    Networks of patches cut off what is no whole patch, without a word: a larger divisor, with which
-    they see all of an image, is better.
+    Networks of patches silently crop to whole patches: a larger divisor, with which they see the
+    whole image, is preferred.
     """
-    cut = None
+    cropped = None
     for channels, (size, rule) in attempts:
-        if cut is not None and ("divisor" not in rule or max(size) > 2 * max(cut[1])):
+        if cropped is not None and ("divisor" not in rule or max(size) > 2 * max(cropped[1])):
             break
         attempt = replace(interface, channels=channels)
         if (scores := probe.scores(attempt, size)) is not None:
-            taken = channels, size, rule, scores
+            accepted = channels, size, rule, scores
             if interface.divisor or "divisor" not in rule or probe.sees_all(attempt, size, scores):
-                return taken
-            cut = cut or taken
-    return cut
+                return accepted
+            cropped = cropped or accepted
+    return cropped
 
 
 def _divisor_rules(interface: Interface, base: int) -> Iterator[tuple[Size, dict[str, Any]]]:
-    """Yield a size of about ``base`` to try for each divisor, and the rule it would show."""
+    """Yield a size of about ``base`` to try for each divisor, and the rule if it is accepted."""
     if interface.size is None:
         for divisor in (interface.divisor,) if interface.divisor else DIVISORS:
-            # Odd at every level of a network that halves, whichever way it rounds.
+            # Odd at every level of a network that halves, whether it rounds up or down.
             size = divisor * (base // divisor + 1), divisor * max(base // divisor - 1, 1)
             yield size, {"divisor": divisor}
 
 
 def _fixed_rules(model: nn.Module, interface: Interface) -> Iterator[tuple[Size, dict[str, Any]]]:
-    """Yield sizes that may be the only one the network takes, or what its sides are made of."""
+    """Yield sizes that may be the only one accepted, or whose sides may be the divisor."""
     if interface.size is not None:
         yield interface.size, {"size": interface.size}
         return
     for side in (*_recorded_sides(model), *COMMON_SIZES):
-        if interface.divisor is None:  # it may be that sides must be its multiples
+        if interface.divisor is None:  # sides may have to be multiples of it
             yield (side, 2 * side), {"divisor": side}
         yield (side, side), {"size": (side, side)}
 
 
 def _minimum(probe: Probe, interface: Interface, divisor: int, num_classes: int) -> int:
-    """Return the smallest side of an image the network takes, among powers of two."""
+    """Return the smallest side that the network accepts, among powers of two."""
     for minimum in (interface.minimum,) if interface.minimum else MINIMUMS:
         side = minimum + (-minimum) % divisor
         if (scores := probe.scores(interface, (side, side))) is not None:
@@ -290,32 +297,31 @@ def _minimum(probe: Probe, interface: Interface, divisor: int, num_classes: int)
 def _is_activated(
     probe: Probe, interface: Interface, scores: Tensor, size: Size
 ) -> bool | Literal["sigmoid"]:
-    """Recognise probabilities: classes that sum to one, or such that never leave [0, 1]."""
+    """Recognise probabilities: they sum to one over the classes, or always lie in [0, 1]."""
     sums = scores.float().sum(dim=1)
     if scores.shape[1] > 1 and torch.allclose(sums, torch.ones_like(sums), atol=1e-2):
         return bool((scores >= 0).all())
-    strong = probe.scores(interface, size, contrast=1000.0)  # drives scores far out, not these
-    if strong is None or torch.equal(strong, scores):  # a head that is all zeros says nothing
+    strong = probe.scores(interface, size, contrast=1000.0)  # moves scores far out of [0, 1]
+    if strong is None or torch.equal(strong, scores):  # a constant head shows nothing
         return False
     inside = all(bool(((values >= 0) & (values <= 1)).all()) for values in (scores, strong))
     return "sigmoid" if inside else False
 
 
-# from what its library records
-
-
-def _known(model: nn.Module) -> Interface:
-    """Look up what the network says of its input, and else its library."""
-    own = getattr(model, "interface", None)
-    recorded = _recorded(model)
-    return _filled(own, recorded) if isinstance(own, Interface) else recorded
+# from the records of its library
 
 
 def _recorded(model: nn.Module) -> Interface:
-    """Look up what the network's library records of its input."""
+    """Return the interface that the network records, completed from its library."""
+    interface, from_library = getattr(model, "interface", None), _recorded_by_library(model)
+    return _merge(interface, from_library) if isinstance(interface, Interface) else from_library
+
+
+def _recorded_by_library(model: nn.Module) -> Interface:
+    """Return the preprocessing that the network's library records."""
     config = getattr(model, "config", None)
     if hasattr(config, "_name_or_path"):
-        return _known_to_transformers(config)
+        return _recorded_by_transformers(config)
     if isinstance(config, Mapping) and "encoder_name" in config:  # segmentation-models-pytorch
         name = config["encoder_name"]
         if name.startswith(("inception", "xception")):
@@ -332,21 +338,21 @@ def _recorded(model: nn.Module) -> Interface:
     return Interface()
 
 
-def _known_to_transformers(config: Any) -> Interface:
-    """Read the image processor's file where the model came from a folder or is in the cache."""
+def _recorded_by_transformers(config: Any) -> Interface:
+    """Return the settings of the image processor in the model's folder or the cache."""
     channels = getattr(config, "num_channels", None)
-    rules = _processor_rules(str(config._name_or_path or ""))
-    if rules is None:
+    settings = _processor_settings(str(config._name_or_path or ""))
+    if settings is None:
         return Interface(channels=channels)
-    bgr = bool(rules.get("do_flip_channel_order"))
-    by_default = "image_mean" in rules and "image_processor_type" not in rules
-    if not rules.get("do_normalize", by_default):
+    bgr = bool(settings.get("do_flip_channel_order"))
+    by_default = "image_mean" in settings and "image_processor_type" not in settings
+    if not settings.get("do_normalize", by_default):
         return Interface(channels=channels, mean=(0.0,) * 3, std=(1.0,) * 3, bgr=bgr)
-    mean, std = rules.get("image_mean", IMAGENET_MEAN), rules.get("image_std", IMAGENET_STD)
+    mean, std = settings.get("image_mean", IMAGENET_MEAN), settings.get("image_std", IMAGENET_STD)
     return Interface(channels=channels, mean=tuple(mean), std=tuple(std), bgr=bgr)
 
 
-def _processor_rules(name: str) -> dict[str, Any] | None:
+def _processor_settings(name: str) -> dict[str, Any] | None:
     if not name:
         return None
     path: Any = Path(name) / "preprocessor_config.json"
@@ -374,7 +380,7 @@ def _timm_configs(model: nn.Module) -> Iterator[Mapping[str, Any]]:
 
 
 def _recorded_sides(model: nn.Module) -> Iterator[int]:
-    """Yield the sides of the square images the network was made for, where that is recorded."""
+    """Yield the recorded sides of the square images the network was made for."""
     side = getattr(getattr(model, "config", None), "image_size", None)
     if isinstance(side, int):
         yield side
@@ -383,6 +389,6 @@ def _recorded_sides(model: nn.Module) -> Iterator[int]:
 
 
 def _likely_channels(model: nn.Module) -> list[int]:
-    """Return the numbers of input channels to try: the first convolution's, then colour, ..."""
+    """Return the numbers of input channels to try, the first convolution's first."""
     counts = [m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
     return list(dict.fromkeys([*counts[:1], 3, 1, 4, *counts[1:4]]))

@@ -5,22 +5,22 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from selfadapt.models.norms import MIXING
+from selfadapt.models.norms import MIXING_WEIGHTS
 from selfadapt.norm import is_batchnorm
 from selfadapt.patterns import matches, nearest
 
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of backbone, known by the names of its stages, and what is frozen in it."""
+    """A kind of backbone, recognised by the names of its stages, and its frozen layers."""
 
     name: str
     stages: tuple[str, ...]
     frozen: tuple[str, ...]
     released: tuple[str, ...] | None = None
-    """What the released code freezes, where that is something else."""
+    """Frozen layers of the released code, where they differ."""
     min_blocks: int = 0
-    """Number of blocks that the third stage has at least."""
+    """Minimum number of blocks in the third stage."""
 
     def has(self, module: nn.Module) -> bool:
         """Return True if a module is a backbone of this family."""
@@ -47,12 +47,12 @@ SWIN = Family(
     ("patch_embed", "layers_0", "layers_1"),
 )
 FAMILIES = (DEEP_RESNET, RESNET, HRNET, SWIN)
-"""The first that has a backbone is taken."""
+"""In order of precedence."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The parameters to adapt, by name, and in words how they were chosen."""
+    """The names of the parameters to adapt, and how they were chosen."""
 
     names: tuple[str, ...]
     reason: str
@@ -60,7 +60,7 @@ class Selection:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about the choice."""
+        """Notes for the user about the choice."""
         return (self.reason,) if self.guessed else ()
 
 
@@ -75,16 +75,16 @@ def adapted_parameters(
 
     The default for a ResNet backbone is the last two stages and everything after it, from
     ResNet-101 on the last stage only (paper, supplement); for an HRNet the last stage and the head;
-    for a Swin transformer, as for a ResNet-50 of its size, the last two stages and the decoder. Of
-    several backbones each has its own. For any other network it is the last third of its layers in
-    the order of their use, see ``used``, or of their parameters.
+    for a Swin transformer, as for a ResNet-50 of its size, the last two stages and the decoder.
+    With several backbones each has its own default. For any other network it is the last third of
+    its layers, in the order of ``used`` or, if that is empty, of their definition.
 
     Args:
         model: The network.
         patterns: Name patterns of layers.
-        released: Take the released code's default, which for an HRNet is another.
-        used: Finds out the parameters that predictions depend on, in the order of their use, for
-            networks that are not known.
+        released: Use the released code's default, which differs for an HRNet.
+        used: Returns the parameters that predictions depend on, in the order of their use; called
+            for networks of no known family.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -102,8 +102,11 @@ def adapted_parameters(
         if any(family.has(module) for family in FAMILIES)
     }
     if backbones:
-        every = backbones.items()
-        frozen = [name for path, f in every for name in _frozen(model, path, f, released)]
+        frozen = [
+            name
+            for path, family in backbones.items()
+            for name in _frozen(model, path, family, released)
+        ]
         chosen = [n for n in names if not any(n == f or n.startswith(f"{f}.") for f in frozen)]
         kinds = " and ".join(dict.fromkeys(family.name for family in backbones.values()))
         return Selection(tuple(chosen), f"{kinds}: all but {', '.join(frozen)}")
@@ -120,7 +123,7 @@ def adapted_parameters(
 
 
 def normalisation_parameters(model: nn.Module) -> Selection:
-    """Return scale and shift of every BatchNorm layer; where there are none, of other norms.
+    """Return scale and shift of every BatchNorm layer, or of other norms if there are none.
 
     Example:
         >>> normalisation_parameters(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))).names
@@ -140,8 +143,8 @@ def normalisation_parameters(model: nn.Module) -> Selection:
 
 
 def _parameters_of(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> tuple[str, ...]:
-    """Return the names of the parameters that the chosen modules hold themselves."""
-    held = {
+    """Return the names of the direct parameters of the chosen modules."""
+    parameters = {
         parameter
         for module in model.modules()
         if chosen(module)
@@ -150,7 +153,7 @@ def _parameters_of(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> tup
     return tuple(
         name
         for name, parameter in model.named_parameters()
-        if parameter in held and name.rpartition(".")[2] not in MIXING
+        if parameter in parameters and name.rpartition(".")[2] not in MIXING_WEIGHTS
     )
 
 
@@ -159,7 +162,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _all_names(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
-    """Return the names of parameters, also the further ones of tied weights, and the first of each.
+    """Map all names of parameters, including aliases of tied weights, to the first name of each.
 
     Example:
         >>> model = nn.ModuleDict({"a": nn.Linear(2, 2, False), "b": nn.Linear(2, 2, False)})
@@ -168,8 +171,8 @@ def _all_names(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
         {'a.weight': 'a.weight', 'b.weight': 'a.weight'}
     """
     firsts = {id(value): name for name, value in model.named_parameters() if name in names}
-    every = model.named_parameters(remove_duplicate=False)
-    return {name: firsts[id(value)] for name, value in every if id(value) in firsts}
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {name: firsts[id(value)] for name, value in parameters if id(value) in firsts}
 
 
 def _by_pattern(names: Mapping[str, str], patterns: Iterable[str]) -> Selection:
@@ -197,7 +200,7 @@ def _by_pattern(names: Mapping[str, str], patterns: Iterable[str]) -> Selection:
 def _frozen(model: nn.Module, path: str, family: Family, released: bool) -> list[str]:
     """Return the names of the layers that are frozen in a backbone.
 
-    Beside those of its family these are whatever comes before its first stage: stems differ.
+    Stems differ, so everything before the first stage is frozen as well.
     """
     children = dict(model.get_submodule(path).named_children())
     frozen = family.released if released and family.released else family.frozen

@@ -1,9 +1,9 @@
-"""What a network takes and gives: any segmentation network behind one call.
+"""Preprocessing and postprocessing of a network.
 
 Networks differ in the mean and deviation their input is normalised with, in the sizes they accept,
-and in the form and size of what they return. An ``Interface`` knows these for one network, so that
-everything else deals with raw images and with class scores ``(B, C, H, W)`` at the input's size.
-``detect.py`` finds out the interface of a network.
+and in the form and size of their output. An ``Interface`` describes these for one network, so that
+all other code works with raw images and with class scores ``(B, C, H, W)`` at the input's size.
+``detect.py`` determines the interface of a network.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,18 +21,18 @@ from selfadapt.views import constant
 OUTPUT_KEYS = ("out", "logits", "pred")
 MAX_CHANNELS = 1024
 MAX_SIDE = 2048
-"""The largest divisor and smallest side: images are padded up to them."""
+"""Upper limit of ``divisor`` and ``minimum``, which images are padded to."""
 MAX_PIXELS = 2**23
-"""The most pixels of the only size a network takes: images are enlarged to it."""
+"""Upper limit of the pixels of ``size``, which images are resized to."""
 MAX_VALUE = 1e6
-"""Mean and deviation are of values in [0, 1]: much larger numbers are none."""
-LOWEST = -1e30
-"""As good as minus infinity, and still a number when it is multiplied by 0."""
+"""Upper limit of mean and deviation, which are of values in [0, 1]."""
+MIN_LOGIT = -1e30
+"""Replaces minus infinity, which becomes NaN when interpolation multiplies it by 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """How to talk to one network. What is None is found out from the network.
+    """Describes the input and output of a network. Fields that are None are detected.
 
     Example:
         >>> interface = Interface(mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -41,24 +41,24 @@ class Interface:
     """
 
     mean: tuple[float, ...] | None = None
-    """Mean of red, green and blue, in this order also where ``bgr``, of values in [0, 1]; for other
-    channels, of each."""
+    """Mean of each input channel, of values in [0, 1]; in the order red, green, blue even if
+    ``bgr``."""
     std: tuple[float, ...] | None = None
-    """Standard deviation, likewise."""
+    """Standard deviation of each input channel, as ``mean``."""
     channels: int | None = None
     """Number of input channels."""
     bgr: bool | None = None
-    """The network takes blue first."""
+    """The network expects the channel order blue, green, red."""
     divisor: int | None = None
-    """Height and width must be multiples of this; images are padded, and predictions cut."""
+    """Height and width must be multiples of this: images are padded, predictions cropped."""
     minimum: int | None = None
-    """Height and width must be at least this; images are padded, and predictions cut."""
+    """Height and width must be at least this: images are padded, predictions cropped."""
     size: tuple[int, int] | None = None
-    """The only height and width the network takes; images are resized, and predictions back."""
+    """The only accepted height and width: images are resized, and predictions resized back."""
     output: Callable[[Any], Tensor] | None = None
-    """Takes class scores ``(B, C, h, w)`` out of what the network returns; None: by its form."""
+    """Extracts class scores ``(B, C, h, w)`` from the output of the network; None: automatic."""
     activated: bool | Literal["sigmoid"] | None = None
-    """The network returns probabilities, not scores; ``sigmoid``: each class has its own."""
+    """The network returns probabilities, not scores; ``sigmoid``: independent for each class."""
 
     def __post_init__(self) -> None:
         for name in ("mean", "std", "size"):
@@ -75,10 +75,10 @@ class Interface:
             raise ValueError(
                 f"std must be positive, {1 / MAX_VALUE:g} or more, got {shortened(self.std)}"
             )
-        most = {"channels": MAX_CHANNELS, "divisor": MAX_SIDE, "minimum": MAX_SIDE}
-        for name, largest in most.items():
+        limits = {"channels": MAX_CHANNELS, "divisor": MAX_SIDE, "minimum": MAX_SIDE}
+        for name, limit in limits.items():
             if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 1, largest, whole=True)
+                check_number(name, getattr(self, name), 1, limit, whole=True)
         if self.size is not None and not (
             len(self.size) == 2
             and all(isinstance(n, Integral) and n > 0 for n in self.size)
@@ -92,7 +92,7 @@ class Interface:
             raise ValueError(f"bgr must be True or False, got {shortened(self.bgr)}")
         if self.output is not None and not callable(self.output):
             raise TypeError(
-                "output must be a function of what the network returns, such as "
+                "output must be a function of the output of the network, such as "
                 f"lambda output: output['out'], got {self.output!r}"
             )
         if self.activated not in (None, False, True, "sigmoid"):
@@ -101,9 +101,9 @@ class Interface:
             )
 
     def normalize(self, image: Tensor) -> Tensor:
-        """Turn a raw image ``(C, H, W)`` in [0, 1] into the network's input ``(1, C, H, W)``.
+        """Convert a raw image ``(C, H, W)`` or ``(B, C, H, W)`` in [0, 1] to the network's input.
 
-        Several images ``(B, C, H, W)`` become as many inputs.
+        The result always has a batch dimension.
         """
         mean, std = self._statistics(image)
         image = (image - mean) / std
@@ -111,7 +111,7 @@ class Interface:
         return image if image.dim() == 4 else image[None]
 
     def denormalize(self, image: Tensor) -> Tensor:
-        """Turn the network's input ``(C, H, W)`` into a raw image ``(C, H, W)``."""
+        """Convert the network's input ``(C, H, W)`` back to a raw image ``(C, H, W)``."""
         mean, std = self._statistics(image)
         return (image.flip(0) if self.bgr else image) * std + mean
 
@@ -122,16 +122,16 @@ class Interface:
     def logits(self, network: Callable[[Tensor], Any], x: Tensor) -> Tensor:
         """Return class scores ``(B, C, H, W)`` of ``network`` for its input ``x`` ``(B, 3, H, W)``.
 
-        One output channel, usual for foreground against background, becomes two classes.
+        A single output channel, usual for binary segmentation, becomes two classes.
         """
         return self.finish(network(self.prepare(x)), x)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Bring an input ``(B, 3, H, W)`` to a size the network takes."""
+        """Resize or pad an input ``(B, 3, H, W)`` to a size that the network accepts."""
         if self.size is not None:
             return F.interpolate(x, self.size, mode="bilinear", antialias=True)
-        missing = [self._missing(length) for length in x.shape[:-3:-1]]
-        return F.pad(x, (0, missing[0], 0, missing[1]), mode="replicate") if any(missing) else x
+        padding = [self._padding(length) for length in x.shape[:-3:-1]]
+        return F.pad(x, (0, padding[0], 0, padding[1]), mode="replicate") if any(padding) else x
 
     def finish(self, output: Any, x: Tensor) -> Tensor:
         """Return class scores at the size of ``x`` ``(..., H, W)`` from the network's output."""
@@ -139,9 +139,9 @@ class Interface:
         logits = self.class_logits(output)
         size = (height, width)
         if self.size is None:
-            size = (height + self._missing(height), width + self._missing(width))
+            size = (height + self._padding(height), width + self._padding(width))
         if logits.shape[-2:] != size:
-            logits = logits.clamp_min(LOWEST)
+            logits = logits.clamp_min(MIN_LOGIT)
             logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
         return logits[..., :height, :width]
 
@@ -157,13 +157,13 @@ class Interface:
             logits = torch.cat((torch.zeros_like(logits), logits), dim=1)
         return logits
 
-    def _missing(self, length: int) -> int:
-        """Return how many pixels are to be added to one side of an image."""
-        wanted = max(length, self.minimum or 1)
-        return wanted + (-wanted) % (self.divisor or 1) - length
+    def _padding(self, length: int) -> int:
+        """Return the number of pixels to pad a dimension of an image with."""
+        target = max(length, self.minimum or 1)
+        return target + (-target) % (self.divisor or 1) - length
 
     def scores(self, output: Any) -> Tensor:
-        """Take the class scores ``(B, C, h, w)`` out of what the network returns."""
+        """Extract the class scores ``(B, C, h, w)`` from the output of the network."""
         try:
             scores = (self.output or main_output)(output)
         except (LookupError, AttributeError) as error:
@@ -172,9 +172,9 @@ class Interface:
                 f"which is {type(output).__name__}"
             ) from error
         if not isinstance(scores, Tensor) or scores.dim() != 4 or not scores.is_floating_point():
-            found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            kind = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise TypeError(
-                f"the network must return class scores (B, C, H, W), got {found}; "
+                f"the network must return class scores (B, C, H, W), got {kind}; "
                 "give interface=Interface(output=...) to take them out of what it returns"
             )
         return scores
@@ -185,7 +185,7 @@ def _is_number(value: object) -> bool:
 
 
 def main_output(output: Any) -> Any:
-    """Take the class scores out of what a network returns: a tensor, dict, object or sequence.
+    """Extract the class scores from a network's output: a tensor, dict, object or sequence.
 
     Example:
         >>> main_output({"out": [1, 2], "aux": 3})
@@ -215,8 +215,9 @@ def main_output(output: Any) -> Any:
 def _mask_scores(classes: Tensor, masks: Tensor) -> Tensor:
     """Return scores ``(B, C, h, w)`` of networks that classify masks, such as Mask2Former.
 
-    Each of Q queries gives class scores ``(B, Q, C + 1)``, the last for no object, and a mask
-    ``(B, Q, h, w)``. A pixel's class is as likely as the masks that hold it and are of that class.
+    Each of Q queries has class scores ``(B, Q, C + 1)``, the last for no object, and a mask
+    ``(B, Q, h, w)``. The score of a class is the log of the sum of its masks, weighted by their
+    probability of being that class.
     """
     probs = classes.softmax(dim=-1)[..., :-1]
     return torch.einsum("bqc,bqhw->bchw", probs, masks.sigmoid()).clamp_min(1e-6).log()

@@ -1,8 +1,8 @@
-"""Normalisations a network can be built with before training, instead of BatchNorm (Table 6).
+"""Normalisation layers to train a network with instead of BatchNorm (Table 6).
 
 Both mix several normalisations with weights that are learned on the source domain and then fixed,
-where SaN mixes statistics at inference. Their other weights have BatchNorm's names, so that a
-checkpoint of the BatchNorm network, ImageNet's above all, loads into them.
+whereas SaN mixes statistics at inference. Their other weights have BatchNorm's names, so that
+checkpoints of BatchNorm networks, such as ImageNet weights, can be loaded.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from selfadapt.norm import is_batchnorm
 
 
 class _Norm(_NormBase):
-    """What BatchNorm keeps: scale, shift and running statistics, under its names."""
+    """Scale, shift and running statistics, with BatchNorm's names."""
 
     weight: nn.Parameter
     bias: nn.Parameter
@@ -33,7 +33,7 @@ class BatchInstanceNorm2d(_Norm):
 
         y = (rho * x_batch + (1 - rho) * x_instance) * weight + bias
 
-    ``rho``, one for each channel, is learned in [0, 1] and starts at 1, which is BatchNorm.
+    ``rho``, one value per channel, is learned in [0, 1] and starts at 1, which is BatchNorm.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
@@ -49,7 +49,7 @@ class BatchInstanceNorm2d(_Norm):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         var, mean = torch.var_mean(wide, dim=(2, 3), correction=0, keepdim=True)
         instance = (wide - mean) * torch.rsqrt(var + self.eps)
-        # Kept in [0, 1], yet what lies outside still has a gradient that can bring it back.
+        # Clamp with a straight-through gradient, so that values outside [0, 1] can return.
         rho = self.rho + (self.rho.clamp(0, 1) - self.rho).detach()
         rho, weight, bias = (value[:, None, None] for value in (rho, self.weight, self.bias))
         return ((rho * batch + (1 - rho) * instance) * weight + bias).to(x.dtype)
@@ -58,8 +58,8 @@ class BatchInstanceNorm2d(_Norm):
 class SwitchableNorm2d(_Norm):
     """Switchable Normalization (Luo et al., 2019): a learned mean of three kinds of statistics.
 
-    Mean and variance are those of the instance, the layer and the batch, mixed by the softmax of
-    ``mean_weight`` and ``var_weight``. At inference the batch's are the running ones.
+    Statistics of instance, layer and batch are averaged with the softmax of ``mean_weight`` and
+    ``var_weight``. At inference the running statistics replace those of the batch.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
@@ -88,9 +88,9 @@ class SwitchableNorm2d(_Norm):
 
 
 def _pooled(mean: Tensor, var: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return mean and variance over ``dim`` as well, from those of equally large parts."""
-    spread, pooled = torch.var_mean(mean, dim=dim, correction=0, keepdim=True)
-    return pooled, var.mean(dim, keepdim=True) + spread
+    """Return mean and variance pooled over ``dim`` from those of equally large parts."""
+    var_of_means, pooled = torch.var_mean(mean, dim=dim, correction=0, keepdim=True)
+    return pooled, var.mean(dim, keepdim=True) + var_of_means
 
 
 def _mixed(weight: Tensor, *values: Tensor) -> Tensor:
@@ -101,14 +101,14 @@ def _mixed(weight: Tensor, *values: Tensor) -> Tensor:
 NORMS = {"bn": nn.BatchNorm2d, "bin": BatchInstanceNorm2d, "sn": SwitchableNorm2d}
 """Name -> layer."""
 
-MIXING = ("rho", "mean_weight", "var_weight")
+MIXING_WEIGHTS = ("rho", "mean_weight", "var_weight")
 """Weights that a checkpoint of the BatchNorm network does not have."""
 
 
 def replace_batchnorm(model: nn.Module, norm: str) -> None:
-    """Put another normalisation in the place of every BatchNorm layer of ``model``.
+    """Replace every BatchNorm layer of ``model`` by another normalisation.
 
-    Scale, shift and running statistics stay the very tensors they were.
+    Scale, shift and running statistics are shared with the replaced layers.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
@@ -120,21 +120,21 @@ def replace_batchnorm(model: nn.Module, norm: str) -> None:
         return
     layers = {module: name for name, module in model.named_modules() if is_batchnorm(module)}
     if not layers:
-        raise ValueError(f"norm={norm!r} takes the place of BatchNorm, and this network has none")
+        raise ValueError(f"norm={norm!r} replaces BatchNorm, and this network has none")
     for layer, name in layers.items():
         if type(layer) is not nn.BatchNorm2d or not (layer.affine and layer.track_running_stats):
             raise ValueError(
-                f"norm={norm!r} takes the place of plain BatchNorm2d with scale, shift and running "
+                f"norm={norm!r} replaces plain BatchNorm2d layers with scale, shift and running "
                 f"statistics, but {name!r} is {layer!r}"
             )
-    replaced = {layer: _replaced(layer, norm) for layer in layers}
+    replacements = {layer: _replacement(layer, norm) for layer in layers}
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):  # a layer may have several names
-            if child in replaced:
-                setattr(module, name, replaced[child])
+            if child in replacements:
+                setattr(module, name, replacements[child])
 
 
-def _replaced(layer: Any, norm: str) -> nn.Module:
+def _replacement(layer: Any, norm: str) -> nn.Module:
     new = NORMS[norm](layer.num_features, layer.eps, layer.momentum or 0.1)
     for kind in ("weight", "bias", "running_mean", "running_var"):
         setattr(new, kind, getattr(layer, kind))

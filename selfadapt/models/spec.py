@@ -1,4 +1,4 @@
-"""What it takes to build a network anew: its name, classes and options."""
+"""Specification of a network: its name, classes and options."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -16,18 +16,18 @@ from selfadapt.models.norms import NORMS, replace_batchnorm
 from selfadapt.models.zoo import MODELS, Architecture
 from selfadapt.patterns import nearest
 
-MAX_WORDS = 200
-"""Most characters of what a network was trained on."""
+MAX_DESCRIPTION = 200
+"""Maximum length of ``ModelSpec.trained_on``."""
 
 
 def find_architecture(name: str) -> Architecture:
-    """Return the architecture of a name in ``MODELS``, or of an address in another library."""
+    """Return the architecture of a name in ``MODELS`` or an address in another library."""
     if name in MODELS:
         return MODELS[name]
     if architecture := library_architecture(name):
         return architecture
     raise ValueError(
-        f"unknown model {shortened(name)};{nearest(name[:MAX_WORDS], MODELS)} "
+        f"unknown model {shortened(name)};{nearest(name[:MAX_DESCRIPTION], MODELS)} "
         f"known: {', '.join(MODELS)}; "
         "or an address such as torchvision:deeplabv3_resnet50, smp:Unet/resnet34, "
         "hf:OWNER/NAME or my_module:my_function"
@@ -36,20 +36,20 @@ def find_architecture(name: str) -> Architecture:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """All it takes to build a network anew."""
+    """The settings that a network is built from."""
 
     name: str
     classes: tuple[str, ...]
-    """Names of the classes; none: not known."""
+    """Names of the classes; empty if unknown."""
     options: dict[str, str] = field(default_factory=dict)
     norm: str = "bn"
-    """Normalisation in the place of BatchNorm, a name in ``NORMS``."""
+    """Normalisation layers, a name in ``NORMS``."""
     dropout: float = 0.0
-    """Rate of dropout after every ReLU; 0: none."""
+    """Dropout rate after every ReLU; 0 disables it."""
     trained_on: str = ""
-    """The images it was trained on, in words; empty: not known."""
+    """Description of the training images; empty if unknown."""
     channels: int = 3
-    """Input channels; others than 3 for networks of segmentation-models-pytorch only."""
+    """Input channels; other than 3 only for networks of segmentation-models-pytorch."""
 
     def __post_init__(self) -> None:
         check_class_names(self.classes)
@@ -58,26 +58,26 @@ class ModelSpec:
         if self.dropout != 0:
             check_rate(self.dropout)
         check_number("channels", self.channels, 1, MAX_CHANNELS, whole=True)
-        if len(self.trained_on) > MAX_WORDS or not self.trained_on.isprintable():
+        if len(self.trained_on) > MAX_DESCRIPTION or not self.trained_on.isprintable():
             raise ValueError(
-                f"trained_on must be a line of at most {MAX_WORDS} characters, got "
-                f"{self.trained_on[:MAX_WORDS]!r}"
+                f"trained_on must be a line of at most {MAX_DESCRIPTION} characters, got "
+                f"{self.trained_on[:MAX_DESCRIPTION]!r}"
             )
 
     def build(self) -> nn.Module:
-        """Build the network, in evaluation mode, with fresh weights."""
+        """Build the network, in evaluation mode, with randomly initialised weights."""
         architecture = find_architecture(self.name)
         self._check(architecture)
         options = {name: values[0] for name, values in architecture.options.items()} | self.options
-        given = {"in_channels": self.channels} if architecture.any_channels else {}
-        model: Any = architecture.build(num_classes=len(self.classes), **options, **given)
+        channels = {"in_channels": self.channels} if architecture.any_channels else {}
+        model: Any = architecture.build(num_classes=len(self.classes), **options, **channels)
         replace(self, options=options).finish(model)
         if architecture.interface is not None:
             model.interface = architecture.interface
         return model.eval()
 
     def finish(self, model: Any) -> None:
-        """Give a network normalisation and dropout as specified, and this specification."""
+        """Apply normalisation and dropout to a network, and attach this specification."""
         replace_batchnorm(model, self.norm)
         if self.dropout:
             add_dropout(model, self.dropout)
@@ -88,10 +88,10 @@ class ModelSpec:
             raise ValueError(f"{self.name} takes 3 channels, got {self.channels}")
         for option, value in self.options.items():
             if option not in architecture.options:
-                known = (*architecture.options, "norm", "dropout")
+                names = (*architecture.options, "norm", "dropout")
                 raise ValueError(
-                    f"{self.name} has no option {option!r};{nearest(option, known)} "
-                    f"known: {', '.join(known)}"
+                    f"{self.name} has no option {option!r};{nearest(option, names)} "
+                    f"known: {', '.join(names)}"
                 )
             if value not in architecture.options[option]:
                 raise ValueError(
@@ -101,9 +101,9 @@ class ModelSpec:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return a short text that changes with any tensor of a network, its classes and its input."""
-    about = getattr(model, "spec", None), getattr(model, "interface", None)
-    digest = hashlib.sha256(repr(about).encode())
+    """Return a hash of the tensors, specification and interface of a network."""
+    settings = getattr(model, "spec", None), getattr(model, "interface", None)
+    digest = hashlib.sha256(repr(settings).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())

@@ -1,6 +1,6 @@
-"""Trained networks of torchvision and Hugging Face to start from.
+"""Published networks of torchvision and Hugging Face.
 
-``open_model`` takes the addresses; weights are fetched once and kept in the library's own cache.
+``open_model`` takes the addresses; weights are downloaded once, to the cache of the library.
 """
 
 from collections.abc import Iterable
@@ -13,17 +13,17 @@ OTHER_NETWORKS = "selfadapt models --trained lists networks that were trained on
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """What to know of a published network before it is fetched."""
+    """Facts about a published network, known before the download."""
 
     trained_on: str
-    """The images it was trained on, in words."""
+    """Description of the training images."""
     num_classes: int
     megabytes: int
-    """Size of the download, in millions of bytes."""
+    """Size of the download in MB."""
     licence: str
-    """Terms of the weights; those of the training images may add to them."""
+    """Licence of the weights; the training images may have further terms."""
     purpose: str
-    """What it is for."""
+    """What it segments."""
 
 
 _COCO = "photographs of COCO, with the labels of Pascal VOC"
@@ -74,11 +74,11 @@ TRAINED = {
         "cover of trees seen from the air",
     ),
 }  # fmt: skip
-"""Address, as ``open_model`` takes it -> what it is."""
+"""Address for ``open_model`` -> facts about the network."""
 
 
 def trained_on(networks: Iterable[nn.Module]) -> list[str]:
-    """Return what networks were trained on, as a line for each that says so."""
+    """Return a line for each description of training images that networks record."""
     specs = (getattr(network, "spec", None) for network in networks)
-    known = dict.fromkeys(text for spec in specs if (text := getattr(spec, "trained_on", "")))
-    return [f"the network was trained on {text}" for text in known]
+    texts = dict.fromkeys(text for spec in specs if (text := getattr(spec, "trained_on", "")))
+    return [f"the network was trained on {text}" for text in texts]

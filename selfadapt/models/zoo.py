@@ -16,8 +16,8 @@ from selfadapt.models.upernet import swin_tiny, upernet_swin_tiny
 StateDict = Mapping[str, Tensor]
 
 
-def _takes(divisor: int) -> Interface:
-    """Return the interface of a network that takes sides of such multiples."""
+def _interface(divisor: int) -> Interface:
+    """Return the interface of a network whose input sides must be multiples of ``divisor``."""
     return Interface(
         mean=IMAGENET_MEAN, std=IMAGENET_STD, channels=3, bgr=False, divisor=divisor,
         minimum=divisor, activated=False,
@@ -29,27 +29,28 @@ class Architecture:
     """A network that can be created by name."""
 
     build: Callable[..., nn.Module]
-    """Takes ``num_classes`` and the options; ``in_channels`` where ``any_channels``."""
+    """Builds the network from ``num_classes``, the options and, if ``any_channels``,
+    ``in_channels``."""
     imagenet: Callable[[], StateDict] | None
-    """Gets the backbone's ImageNet weights, where there are such."""
+    """Downloads the ImageNet weights of the backbone; None if there are none."""
     pretrained: Callable[[], tuple[StateDict, tuple[str, ...]]] | None = None
-    """Gets weights of the whole network and the names of its classes, where there are such."""
+    """Downloads weights and class names of the whole network; None if there are none."""
     any_channels: bool = False
-    """It can be built for images of any number of channels."""
+    """It can be built for any number of input channels."""
     backbone: str = "backbone"
-    """Where in the network its backbone is."""
+    """Path of the backbone module."""
     interface: Interface | None = None
-    """Preprocessing; None: found out."""
+    """Input and output; None: detected."""
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Each option's allowed values, the default first."""
+    """Allowed values of each option, the default first."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """What parts are called in other people's checkpoints, and here."""
+    """Names of parts in checkpoints of other libraries -> names here."""
     mmseg: Mapping[str, str] = field(default_factory=dict)
-    """Options that mmsegmentation's checkpoints were trained with."""
+    """Options of mmsegmentation's checkpoints."""
     stride: int | None = None
-    """Output stride: the image's size over that of the backbone's finest last features."""
+    """Output stride: size of the image over size of the backbone's highest-resolution output."""
     published: str = ""
-    """Number of parameters others report, and who."""
+    """Published number of parameters, with its source."""
 
 
 def _torchvision_weights(name: str) -> StateDict:
@@ -82,7 +83,7 @@ MODELS = {
         build=partial(DeepLabV1, "resnet50"),
         stride=8,
         published="23.5 M (torchvision, ResNet-50 without its classifier)",
-        interface=_takes(1),
+        interface=_interface(1),
         imagenet=RESNET50,
         options=DEEPLABV1,
         renamed=FCN_HEAD,
@@ -92,7 +93,7 @@ MODELS = {
         build=partial(DeepLabV1, "resnet101"),
         stride=8,
         published="42.5 M (torchvision, ResNet-101 without its classifier)",
-        interface=_takes(1),
+        interface=_interface(1),
         imagenet=RESNET101,
         options=DEEPLABV1,
         renamed=FCN_HEAD,
@@ -102,7 +103,7 @@ MODELS = {
         build=partial(DeepLabV1, "resnet18_slim"),
         stride=8,
         published="2.8 M (ours: half as wide as ResNet-18)",
-        interface=_takes(1),
+        interface=_interface(1),
         imagenet=None,
         options=CORNERS,
     ),
@@ -111,7 +112,7 @@ MODELS = {
         stride=8,
         published="39.8 M (released code, whose last 3x3 is not separable)",
         backbone="encoder",
-        interface=_takes(8),
+        interface=_interface(8),
         imagenet=RESNET50,
     ),
     "deeplabv3plus_resnet101": Architecture(
@@ -119,14 +120,14 @@ MODELS = {
         stride=8,
         published="58.8 M (released code, whose last 3x3 is not separable)",
         backbone="encoder",
-        interface=_takes(8),
+        interface=_interface(8),
         imagenet=RESNET101,
     ),
     "hrnet_w18": Architecture(
         build=partial(HRNetV2, "hrnet_w18"),
         stride=4,
         published="9.6 M (mmsegmentation)",
-        interface=_takes(1),
+        interface=_interface(1),
         imagenet=partial(_timm_weights, partial(hrnet, "hrnet_w18")),
         options=HRNET_CORNERS,
         renamed=HRNET_HEAD,
@@ -136,7 +137,7 @@ MODELS = {
         build=partial(HRNetV2, "hrnet_w48"),
         stride=4,
         published="65.8 M (the authors)",
-        interface=_takes(1),
+        interface=_interface(1),
         imagenet=partial(_timm_weights, partial(hrnet, "hrnet_w48")),
         options=HRNET_CORNERS,
         renamed=HRNET_HEAD,
@@ -147,7 +148,7 @@ MODELS = {
         stride=32,
         published="60 M (Swin's authors, with an auxiliary head and 150 classes)",
         backbone="encoder.model",
-        interface=_takes(32),
+        interface=_interface(32),
         imagenet=partial(_timm_weights, swin_tiny),
     ),
 }

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from selfadapt.files import hold, lock, release
+from selfadapt.files import close_after_fork, lock, release_lock
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import CLASSES, LEGEND, OUTPUTS, output_paths
 from selfadapt.runs import WHOLE, RunStore, Shard
@@ -132,7 +132,7 @@ class PredictFolder(RunStore):
     def _take_names(self, identity: Mapping[str, Any], inputs: Sequence[Input]) -> None:
         """Take names for files that have none yet, as other shares may do at the same time."""
         file = os.open(self.work / ".names", os.O_RDWR | os.O_CREAT, 0o666)
-        hold(file)
+        close_after_fork(file)
         try:
             while not lock(file):
                 time.sleep(0.05)
@@ -142,7 +142,7 @@ class PredictFolder(RunStore):
                 record = {"format": self.FORMAT, "identity": identity, "names": self.names}
                 self.write_json(self.work / RECORD, record)
         finally:
-            release(file)
+            release_lock(file)
 
     def _present(self, inputs: Sequence[Input]) -> set[Path]:
         """Return the files that are in the way of outputs, be they of earlier runs or not.

@@ -14,7 +14,7 @@ from selfadapt.files import make_folder
 from selfadapt.images import Image, label_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
-from selfadapt.optional import need
+from selfadapt.optional import import_optional
 from selfadapt.predict.folder import Key, PredictFolder
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import Masks, write_png
@@ -76,7 +76,7 @@ class VideoWork:
         self, paths: dict[str, Path], names: tuple[str, ...], colors: list[Color]
     ) -> str | None:
         """Write the videos; return why they could not be, where that is the video's fault."""
-        errors = need("av", "video").error
+        errors = import_optional("av", "video").error
         try:
             masks_at = partial(self._masks, names=names)
             write_videos(self.item.path, paths, self.reading, masks_at, names, colors)

@@ -13,7 +13,7 @@ from PIL import Image as PILImage
 from torch import Tensor
 
 from selfadapt.classfile import classes_json
-from selfadapt.files import make_folder, written_whole
+from selfadapt.files import atomic_write, make_folder
 from selfadapt.images import Image, colored, label_image, overlay, rgb_image
 from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
 from selfadapt.patterns import nearest
@@ -246,7 +246,7 @@ def save_result(
 def write_png(picture: PILImage.Image, path: Path, kind: str) -> None:
     """Write a picture that shows some kind of output."""
     level = {"compress_level": QUICK[kind]} if kind in QUICK else {}
-    with written_whole(path) as aside:
+    with atomic_write(path) as aside:
         picture.save(aside, format="PNG", **level)
 
 
@@ -258,7 +258,7 @@ def write_probs(probs: Tensor | ResizedMap, names: Sequence[str], path: Path) ->
     shape = len(names), *probs.shape[-2:]
     header: dict[str, Any] = {"descr": "<f2", "fortran_order": False, "shape": shape}
     with (
-        written_whole(path) as aside,
+        atomic_write(path) as aside,
         zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
     ):
         with archive.open("probs.npy", "w", force_zip64=True) as file:
@@ -276,7 +276,7 @@ def write_classes(folder: Path, names: Sequence[str], colors: Sequence[Color]) -
     if (folder / LEGEND).exists() and _says(folder / CLASSES, text):
         return
     write_png(legend(names, colors), folder / LEGEND, "legend")
-    with written_whole(folder / CLASSES) as aside:
+    with atomic_write(folder / CLASSES) as aside:
         aside.write_text(text)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from selfadapt.data.reading import size_of_file
+from selfadapt.data.reading import read_image_size
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import Classes, predicted_colors, predicted_names
 from selfadapt.methods import Segments
@@ -117,7 +117,7 @@ class Run:
             if not item.path.is_file():  # a pipe would be waited for
                 continue
             try:
-                width, height = (guess_frame_size if item.is_video else size_of_file)(item.path)
+                width, height = (guess_frame_size if item.is_video else read_image_size)(item.path)
             except (ValueError, OSError):  # it is said where it is read
                 continue
             sizes[height, width] += self._size(item)

@@ -13,7 +13,7 @@ import torch
 
 from selfadapt.devices import num_cores
 from selfadapt.engine import described
-from selfadapt.images import Image, num_pictures, read_image
+from selfadapt.images import Image, count_frames, read_image
 from selfadapt.labels import Classes
 from selfadapt.models.interface import Interface
 from selfadapt.predict.outputs import DEFAULT, Masks, masks_of, write_result
@@ -94,7 +94,7 @@ def image_units(
 
 def picture_notes(path: Path) -> tuple[str, ...]:
     """Return the note of a file of which only the first picture is segmented, if it is one."""
-    number = num_pictures(path)
+    number = count_frames(path)
     return (f"the file has {number} pictures, and the first is segmented",) if number > 1 else ()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfadapt.files import written_whole
+from selfadapt.files import atomic_write
 from selfadapt.journal import Row
 
 COLUMNS = (
@@ -29,7 +29,7 @@ def write_table(
         classes: Names of the classes; none: not known so far.
     """
     with (
-        written_whole(path) as aside,
+        atomic_write(path) as aside,
         aside.open("w", newline="", errors="surrogateescape") as file,
     ):
         file.write(_line([*COLUMNS, *(f"share_{name}" for name in classes)]))

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from PIL import Image as PILImage
 
-from selfadapt.files import written_whole
+from selfadapt.files import atomic_write
 from selfadapt.images import colored
 from selfadapt.labels import Color
-from selfadapt.optional import need
+from selfadapt.optional import import_optional
 from selfadapt.predict.outputs import Masks, panel, side_by_side
 
 USUAL_RATE = Fraction(25)
@@ -47,7 +47,7 @@ def read_frames(path: Path, reading: Reading) -> Generator[Any, None, None]:
 
     Where it cannot be read to its end, the frames before that are all there are.
     """
-    av = need("av", "video")
+    av = import_optional("av", "video")
     if not path.is_file():  # a pipe would be waited for
         kind = "a video must be a file, but {} is none" if path.exists() else "there is no video {}"
         reading.trouble = kind.format(path)
@@ -93,7 +93,7 @@ def _is_short(container: Any, reading: Reading, last: Fraction) -> bool:
 
 def guess_num_frames(path: Path) -> int:
     """Return how many frames a video says it has; 0 if it does not."""
-    av = need("av", "video")
+    av = import_optional("av", "video")
     if not path.is_file():
         return 0
     try:
@@ -107,7 +107,7 @@ def guess_num_frames(path: Path) -> int:
 
 def guess_frame_size(path: Path) -> tuple[int, int]:
     """Return width and height of a video's frames, as it says, or raise ValueError."""
-    av = need("av", "video")
+    av = import_optional("av", "video")
     try:
         with av.open(str(path)) as container:
             source = container.streams.video[0]
@@ -150,7 +150,7 @@ def write_videos(
     draw = partial(_pictures, kinds=tuple(paths), names=names, colors=colors)
     again = Reading()
     with ExitStack() as stack:
-        asides = {kind: stack.enter_context(written_whole(p)) for kind, p in paths.items()}
+        asides = {kind: stack.enter_context(atomic_write(p)) for kind, p in paths.items()}
         writers: dict[str, VideoWriter] = {}
         size, start = None, None
         for number, frame in enumerate(read_frames(path, again)):
@@ -212,7 +212,7 @@ class VideoWriter:
         self, path: Path, size: tuple[int, int], rate: Fraction, time_base: Fraction
     ) -> None:
         self.size = size
-        self._av = need("av", "video")
+        self._av = import_optional("av", "video")
         self._container = self._av.open(
             str(path), "w", format="mp4", options={"movflags": "faststart"}
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from zlib import crc32
 
 from selfadapt.data import Dataset, Pair
-from selfadapt.data.reading import size_of_file
+from selfadapt.data.reading import read_image_size
 from selfadapt.data.samples import size_error
 from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig
 from selfadapt.views import Size
@@ -44,7 +44,7 @@ class Domain:
         """Return rows and columns of its first image, enlarged; the image itself is not read."""
         width, height = STREET_SIZE
         if self.config.dataset != "streets":
-            width, height = size_of_file(self.data.pairs[0].image)
+            width, height = read_image_size(self.data.pairs[0].image)
         return round(height * self.config.scale), round(width * self.config.scale)
 
     def fingerprint(self) -> str:
@@ -91,7 +91,7 @@ def _check_sizes(domain: Domain) -> None:
     found = []
     for pair in domain.data.pairs[:3] if domain.config.dataset != "streets" else ():
         try:
-            image, label = size_of_file(pair.image), size_of_file(pair.label)
+            image, label = read_image_size(pair.image), read_image_size(pair.label)
             found.append(None if image == label else (pair, image, label))
         except (OSError, ValueError):  # it is reported when it is read
             return

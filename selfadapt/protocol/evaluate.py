@@ -39,11 +39,11 @@ from selfadapt.devices import find_device, refuse_torchrun
 from selfadapt.engine import described
 from selfadapt.engine.counting import count_pixels
 from selfadapt.forecast import image_seconds, is_short
-from selfadapt.images import enlarged, read_image
+from selfadapt.images import read_image, rescale
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import predicted_names
 from selfadapt.methods import Segments
-from selfadapt.metrics import Counts, in_space, iou
+from selfadapt.metrics import Counts, iou, to_class_space
 from selfadapt.optional import without_unsafe_advice
 from selfadapt.prefetch import num_readers, prefetch
 from selfadapt.protocol.domains import Domain, open_domains
@@ -288,7 +288,7 @@ class Evaluation:
     def load(self, domain: Domain, number: int) -> Loaded:
         """Read an image, enlarged as the recipe says, and its label."""
         sample = domain.data[number]
-        image = read_image(enlarged(sample.image, domain.config.scale))
+        image = read_image(rescale(sample.image, domain.config.scale))
         label = torch.from_numpy(sample.label)
         if self._beside is not None:  # from there they reach a GPU faster
             image, label = image.pin_memory(), label.pin_memory()
@@ -317,7 +317,7 @@ class Evaluation:
         if probs.shape[-2:] != size:
             probs = F.interpolate(probs[None], size, mode="bilinear", align_corners=False)[0]
         classes = predicted_names(self.models[trial.networks[0]].spec.classes, len(probs))
-        return in_space(probs, classes, domain.data.space), result
+        return to_class_space(probs, classes, domain.data.space), result
 
     def _segment(
         self, domain: Domain, number: int, loaded: Loaded | Exception, trial: Trial

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from selfadapt.journal import Row, drop_rows, each_row
+from selfadapt.journal import Row, drop_rows, iter_rows
 from selfadapt.models.spec import fingerprint
 from selfadapt.protocol.domains import Domain
 from selfadapt.protocol.recipe import EvaluateConfig
@@ -60,7 +60,7 @@ class RunFolder(RunStore):
     def _compare_files(self, domains: Sequence[Domain]) -> None:
         """Refuse to go on with other files under the names of those that there are rows of."""
         is_of_another_file = _comparison(domains)
-        for row in each_row(self.rows):
+        for row in iter_rows(self.rows):
             if is_of_another_file(row):
                 raise ValueError(
                     f"{row['image']} of {row['domain']} or its label is another file than the one "

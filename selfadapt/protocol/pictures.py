@@ -12,7 +12,7 @@ import torch
 from PIL import Image as PILImage
 
 from selfadapt.data import Sample
-from selfadapt.files import file_name, make_folder, written_whole
+from selfadapt.files import atomic_write, file_name, make_folder
 from selfadapt.images import colored
 from selfadapt.labels import class_colors
 from selfadapt.protocol.results import Results
@@ -68,9 +68,9 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
                 run.predict(domain, loaded, results.trial(method))[0].argmax(dim=0).cpu()
                 for method in (reference, label)
             ]
-            with written_whole(path) as aside:
+            with atomic_write(path) as aside:
                 _panel(loaded.sample, maps, results).save(aside, format="PNG", optimize=True)
-    with written_whole(folder / "pictures" / "index.json") as aside:
+    with atomic_write(folder / "pictures" / "index.json") as aside:
         aside.write_text(json.dumps([picture._asdict() for picture in drawn], indent=1) + "\n")
     current = {picture.file for picture in drawn}
     for path in (folder / "pictures").glob("*.png"):  # of settings that were chosen before

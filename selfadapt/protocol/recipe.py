@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from selfadapt.checks import check_given, check_number
+from selfadapt.checks import check_not_none, check_number
 from selfadapt.data import DATASETS, DataConfig
 from selfadapt.data.domains import overlap, same_folder
 from selfadapt.labels import ClassSpace, class_space
@@ -32,7 +32,7 @@ class NetworkConfig:
     """Options of the architecture, of a network by name."""
 
     def __post_init__(self) -> None:
-        check_given(self)
+        check_not_none(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class MethodConfig:
         return self.label or self.method
 
     def __post_init__(self) -> None:
-        check_given(self)
+        check_not_none(self)
         if not is_own_method(self.method):  # else its code is not imported yet
             self.check_settings()
         if twice := sorted(set(self.settings) & set(self.tune)):
@@ -139,7 +139,7 @@ class EvaluateConfig:
     taken from the machine; for more cores there is --shard."""
 
     def __post_init__(self) -> None:
-        check_given(self)
+        check_not_none(self)
         if not self.networks:
             raise ValueError("networks must name at least one trained network")
         if not self.methods:

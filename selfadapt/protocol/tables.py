@@ -10,7 +10,7 @@ from statistics import mean, median
 
 import torch
 
-from selfadapt.files import make_folder, written_whole
+from selfadapt.files import atomic_write, make_folder
 from selfadapt.metrics import class_ece, ece, iou, pixel_accuracy
 from selfadapt.protocol.results import Results, Scores
 from selfadapt.protocol.statistics import change, ends, interval, resampled, worse
@@ -38,7 +38,7 @@ def write_tables(folder: Path, results: Results) -> None:
     }
     for name, table in tables.items():
         with (
-            written_whole(folder / "tables" / f"{name}.csv") as aside,
+            atomic_write(folder / "tables" / f"{name}.csv") as aside,
             aside.open("w", newline="") as file,
         ):
             writer = csv.writer(file, lineterminator="\n")

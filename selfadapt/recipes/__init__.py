@@ -1,4 +1,4 @@
-"""The recipes that come with the package, by name: ``train/`` and ``evaluate/``."""
+"""Recipes of the package, in ``train/`` and ``evaluate/``."""
 
 from collections.abc import Mapping
 from importlib.resources import files
@@ -17,7 +17,7 @@ def shipped_recipes(kind: Kind) -> dict[str, Path]:
 
 
 def find_recipe(name: str, kind: Kind) -> Path:
-    """Return the file of a recipe, by its path or by the name of one in the package."""
+    """Return the file of a recipe, given its path or the name of a recipe of the package."""
     path = Path(name)
     if path.is_file():
         return path
@@ -31,23 +31,24 @@ def find_recipe(name: str, kind: Kind) -> Path:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return in words where two recipes differ.
+    """Return the differences of two recipes, each as a line of text.
 
     Example:
         >>> differences({"lr": 0.1, "a": {"b": 1}}, {"lr": 0.2, "a": {"b": 1}})
         ['lr: 0.1 -> 0.2']
     """
-    found = []
+    lines = []
     for key in {**old, **new}:
-        before, after = (_by_name(content.get(key)) for content in (old, new))
+        before, after = (_as_mapping(content.get(key)) for content in (old, new))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, f"{prefix}{key}.")
+            lines += differences(before, after, f"{prefix}{key}.")
         elif before != after:
-            found.append(f"{prefix}{key}: {before} -> {after}")
-    return found
+            lines.append(f"{prefix}{key}: {before} -> {after}")
+    return lines
 
 
-def _by_name(value: Any) -> Any:
-    """Return a list of parts as the parts by number, anything else as it is."""
-    parts = isinstance(value, list) and all(isinstance(part, Mapping) for part in value)
-    return {str(number): part for number, part in enumerate(value)} if parts and value else value
+def _as_mapping(value: Any) -> Any:
+    """Convert a list of mappings to a mapping by index; return other values unchanged."""
+    if not (value and isinstance(value, list) and all(isinstance(part, Mapping) for part in value)):
+        return value
+    return {str(index): part for index, part in enumerate(value)}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfadapt.optional import need
+from selfadapt.optional import import_optional
 
 COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
 MARKERS = ("o", "s", "^", "D")
@@ -42,7 +42,7 @@ def scatter(groups: Mapping[str, Sequence[tuple[float, float, str]]], x: str, y:
                 _label(text), (a, b), xytext=(4, -10), textcoords="offset points", fontsize=7
             )
     axes.set(xlabel=x, ylabel=y, xscale="log")
-    ticks = need("matplotlib.ticker", "report")
+    ticks = import_optional("matplotlib.ticker", "report")
     axes.xaxis.set_major_locator(ticks.LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
@@ -83,7 +83,9 @@ def _label(text: str) -> str:
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
-    figure = need("matplotlib.figure", "report").Figure((width, height), layout="constrained")
+    figure = import_optional("matplotlib.figure", "report").Figure(
+        (width, height), layout="constrained"
+    )
     return figure, figure.subplots()
 
 
@@ -91,7 +93,7 @@ def _panels(number: int, columns: int, width: float, height: float) -> tuple[Any
     """Return a figure with a number of panels, in rows of at most ``columns``."""
     columns = min(columns, number)
     rows = -(-number // columns)
-    figure = need("matplotlib.figure", "report").Figure(
+    figure = import_optional("matplotlib.figure", "report").Figure(
         (width * columns, height * rows), layout="constrained"
     )
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)

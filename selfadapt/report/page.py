@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfadapt.files import file_name, make_folder, remove_parts
+from selfadapt.files import file_name, make_folder, remove_partial_files
 from selfadapt.protocol.folder import read_record
 from selfadapt.protocol.results import read_results
 from selfadapt.report.context import ReportContext, ReportItem, Section
@@ -87,7 +87,7 @@ def _replace_report(folder: Path, files: Mapping[str, bytes]) -> None:
     for path in set(previous) - {folder / name for name in files}:
         path.unlink()
     shutil.rmtree(temporary)
-    remove_parts(folder, "report")
+    remove_partial_files(folder, "report")
 
 
 def _read_pictures(run: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ between ``open`` and ``close``. What holds then:
   is on the file ``.lock``; it ends with the process, and processes forked from it do not have it.
 - Journal. ``journal`` opens the rows of this share to append to, and reads those of all. A row is
   written in one piece, with a checksum; what has a row need not be done again.
-- Resume. Files other than rows are written with ``files.written_whole``: each is whole or not
+- Resume. Files other than rows are written with ``files.atomic_write``: each is whole or not
   there. So whatever is there may be relied on, and nothing is remembered elsewhere.
 - Overwrite. ``open(overwrite=True)`` removes what ``outputs`` yields, and nothing else, once nobody
   else works on the run. The record is replaced last.
@@ -36,7 +36,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
-from selfadapt.files import hold, lock, make_folder, release, remove_parts, written_whole
+from selfadapt.files import (
+    atomic_write,
+    close_after_fork,
+    lock,
+    make_folder,
+    release_lock,
+    remove_partial_files,
+)
 from selfadapt.journal import Journal
 from selfadapt.recipes import differences
 
@@ -173,7 +180,7 @@ class RunStore:
     def close(self) -> None:
         """Let others in."""
         if self._lock is not None:
-            release(self._lock)
+            release_lock(self._lock)
             self._lock = None
 
     def __enter__(self) -> Self:
@@ -209,7 +216,7 @@ class RunStore:
 
     def write_json(self, path: Path, content: object) -> None:
         """Write a file of the run."""
-        with written_whole(path) as aside:
+        with atomic_write(path) as aside:
             aside.write_text(json.dumps(content, indent=1) + "\n")
 
     @classmethod
@@ -237,7 +244,7 @@ class RunStore:
             file = os.open(self.work / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise OSError(f"{self.path} cannot be written to ({error.strerror})") from error
-        hold(file)
+        close_after_fork(file)
         self._lock = file
         if self.shard.total == 1:
             return self._take(shared=False)
@@ -267,8 +274,8 @@ class RunStore:
                 folder.rmdir()
 
     def _remove_parts(self) -> None:
-        remove_parts(self.work, RECORD)
-        remove_parts(self.path, *self.OUTPUTS)
+        remove_partial_files(self.work, RECORD)
+        remove_partial_files(self.path, *self.OUTPUTS)
 
 
 def read_json(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Training: from a source domain to a checkpoint, chosen on the validation domain."""
+"""Training on a source domain, with checkpoint selection on a validation domain."""
 
 from selfadapt.train.augment import AugmentConfig
 from selfadapt.train.loop import train

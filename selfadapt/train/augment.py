@@ -1,8 +1,7 @@
-"""Random changes to training images: the paper's crops, flips, jitter, blur and gray.
+"""Augmentation of training images: crop, flip, colour jitter, blur and grayscale (paper).
 
-What is random is drawn from a generator of the sample's own, so that it does not depend on who
-reads the sample, nor on when. Crops are made where images are read; colours are changed on the
-device.
+Every sample has its own random generator, so that augmentation does not depend on the worker or the
+order. Images are cropped and flipped by the workers; colours are changed on the device.
 """
 
 from dataclasses import dataclass
@@ -22,30 +21,30 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """Random changes to training images. The defaults are the paper's."""
+    """Augmentation of training images. The defaults are those of the paper."""
 
     crop: tuple[int, int] = (512, 512)
-    """Height and width that crops are resized to."""
+    """Height and width of the resized crop."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """Area of the crop, as a share of the image's."""
+    """Area of the crop, as a fraction of the image area."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width over height of the crop, before it is resized."""
+    """Width over height of the crop before it is resized."""
     flip: float = 0.5
-    """Probability of a flip, left to right."""
+    """Probability of a horizontal flip."""
     jitter: float = 0.5
-    """Probability of a change of brightness, contrast, saturation and hue."""
+    """Probability of changing brightness, contrast, saturation and hue."""
     brightness: tuple[float, float] = (0.7, 1.3)
-    """Factor of the brightness."""
+    """Range of the brightness factor."""
     contrast: tuple[float, float] = (0.7, 1.3)
-    """Factor of the contrast."""
+    """Range of the contrast factor."""
     saturation: tuple[float, float] = (0.7, 1.3)
-    """Factor of the saturation."""
+    """Range of the saturation factor."""
     hue: tuple[float, float] = (0.9, 1.1)
-    """Turn of the hue; 1 leaves it, 1.1 turns it by a tenth of the colour circle."""
+    """Range of 1 + hue shift; 1.1 shifts the hue by a tenth of the colour circle."""
     blur: tuple[float, float] | None = (0.1, 2.0)
-    """Standard deviation of a Gaussian blur in pixels; null: none."""
+    """Range of the standard deviation of Gaussian blur in pixels; null disables it."""
     gray: float = 0.1
-    """Probability of taking out the colour."""
+    """Probability of conversion to grayscale."""
 
     def __post_init__(self) -> None:
         for side in self.crop:
@@ -58,27 +57,29 @@ class AugmentConfig:
                 _check_range(name, pair, limits.get(name, (0, 100)))
 
 
-class Colors(NamedTuple):
-    """The change of one image's colours."""
+class ColorChange(NamedTuple):
+    """Colour augmentation of an image."""
 
     blur: float
-    """Deviation in pixels; 0: none."""
+    """Standard deviation of the blur in pixels; 0 for none."""
     jitter: tuple[float, float, float, float] | None
-    """Factors of brightness, contrast and saturation, and the turn of the hue."""
+    """Factors of brightness, contrast and saturation, and the hue shift."""
     gray: bool
 
 
-class Change(NamedTuple):
-    """All that was drawn for one image."""
+class Augmentation(NamedTuple):
+    """The sampled augmentation of an image."""
 
     box: tuple[float, float, float, float]
     """Left, top, right and bottom of the crop."""
     flip: bool
-    colors: Colors
+    colors: ColorChange
 
 
-def draw_change(rng: np.random.Generator, config: AugmentConfig, size: tuple[int, int]) -> Change:
-    """Draw the changes to an image of this width and height."""
+def draw_augmentation(
+    rng: np.random.Generator, config: AugmentConfig, size: tuple[int, int]
+) -> Augmentation:
+    """Sample the augmentation of an image of the given width and height."""
     box = _draw_box(rng, config, *size)
     flip = bool(rng.random() < config.flip)
     blur = float(rng.uniform(*config.blur)) if config.blur else 0.0
@@ -87,13 +88,13 @@ def draw_change(rng: np.random.Generator, config: AugmentConfig, size: tuple[int
         ranges = (config.brightness, config.contrast, config.saturation, config.hue)
         brightness, contrast, saturation, hue = (float(rng.uniform(*pair)) for pair in ranges)
         jitter = (brightness, contrast, saturation, hue - 1)
-    return Change(box, flip, Colors(blur, jitter, bool(rng.random() < config.gray)))
+    return Augmentation(box, flip, ColorChange(blur, jitter, bool(rng.random() < config.gray)))
 
 
 def _draw_box(
     rng: np.random.Generator, config: AugmentConfig, width: int, height: int
 ) -> tuple[float, float, float, float]:
-    """Draw a crop that lies in the image; where ten do not, take the largest in its middle."""
+    """Sample a crop inside the image, or return a centre crop after ten failures."""
     low, high = config.ratio
     for _ in range(10):
         area = width * height * rng.uniform(*config.scale)
@@ -108,10 +109,10 @@ def _draw_box(
     return left, top, left + w, top + h
 
 
-def cropped(
-    image: PILImage.Image, label: np.ndarray, change: Change, crop: tuple[int, int]
+def crop_pair(
+    image: PILImage.Image, label: np.ndarray, change: Augmentation, crop: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Return the crop of an image ``(3, H, W)`` and its label ``(H, W)``, both uint8."""
+    """Return the crop of an image ``(3, H, W)`` and of its label ``(H, W)``, both uint8."""
     size = (crop[1], crop[0])
     filters = PILImage.Resampling.BILINEAR, PILImage.Resampling.NEAREST
     pictures = image, PILImage.fromarray(label)
@@ -123,17 +124,17 @@ def cropped(
     return pixels.contiguous(), classes.contiguous()
 
 
-def recolored(images: Tensor, colors: list[Colors]) -> Tensor:
-    """Change the colours of images ``(B, 3, H, W)``, uint8, and return them in [0, 1]."""
+def change_colors(images: Tensor, colors: list[ColorChange]) -> Tensor:
+    """Apply colour augmentation to images ``(B, 3, H, W)``, uint8; return them in [0, 1]."""
     return torch.stack(
-        [_recolored(image / 255, color) for image, color in zip(images, colors, strict=True)]
+        [_change_colors(image / 255, color) for image, color in zip(images, colors, strict=True)]
     )
 
 
-def _recolored(image: Tensor, color: Colors) -> Tensor:
+def _change_colors(image: Tensor, color: ColorChange) -> Tensor:
     if color.blur > 0:
-        taps = 2 * ceil(3 * color.blur) + 1  # three deviations to both sides
-        image = TF.gaussian_blur(image, [taps, taps], [color.blur, color.blur])
+        size = 2 * ceil(3 * color.blur) + 1  # three standard deviations on both sides
+        image = TF.gaussian_blur(image, [size, size], [color.blur, color.blur])
     if color.jitter is not None:
         brightness, contrast, saturation, hue = color.jitter
         image = TF.adjust_brightness(image, brightness)

@@ -1,6 +1,6 @@
-"""A running mean of a network's weights, which generalises better than where the last step led.
+"""Exponential moving average (EMA) of a network's weights.
 
-BatchNorm's statistics are averaged with them; counts are taken as they are.
+BatchNorm's statistics are averaged as well; integer buffers are copied.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,21 +11,22 @@ from torch import Tensor, nn
 
 
 class WeightAverage:
-    """The mean of the weights a network had, those of late steps counting more.
+    """Exponential moving average of the weights of a network.
 
     Args:
-        model: The network, on its device; its weights are changed in place from here on.
-        decay: What is left of the mean after a step, once there are many.
+        model: The network, on its device; its weights must only be changed in place.
+        decay: Decay of the average, reached after a warm-up.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self._current = model.state_dict()
         self.mean = {name: value.clone() for name, value in self._current.items()}
-        """Weights and statistics, by name."""
+        """Averaged weights and statistics, by name."""
 
     def update(self, number: int) -> None:
-        """Take in the weights after step ``number``; those of the first are soon forgotten."""
+        """Update the average with the weights after step ``number``."""
+        # Warm-up: the weights of the first steps are soon forgotten.
         decay = min(self.decay, (1 + number) / (10 + number))
         means, weights = [], []
         for name, value in self._current.items():
@@ -37,19 +38,19 @@ class WeightAverage:
         torch._foreach_lerp_(means, weights, 1 - decay)
 
     def load(self, mean: Mapping[str, Tensor]) -> None:
-        """Go on from a mean that was saved."""
+        """Restore a saved average."""
         _copy(mean, self.mean)
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Give the network the mean; what is done to it there stays with the mean."""
-        own = {name: value.clone() for name, value in self._current.items()}
+    def applied(self) -> Iterator[None]:
+        """Use the average as weights of the network; changes in the block apply to the average."""
+        weights = {name: value.clone() for name, value in self._current.items()}
         _copy(self.mean, self._current)
         try:
             yield
         finally:
             _copy(self._current, self.mean)
-            _copy(own, self._current)
+            _copy(weights, self._current)
 
 
 def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:

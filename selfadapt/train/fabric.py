@@ -1,4 +1,4 @@
-"""Devices and processes, through Lightning Fabric."""
+"""Devices and processes, with Lightning Fabric."""
 
 import os
 import re
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from selfadapt.devices import num_cores
-from selfadapt.optional import need
+from selfadapt.optional import import_optional
 
 if TYPE_CHECKING:
     from selfadapt.train.recipe import TrainConfig
 
 
 def make_fabric(config: "TrainConfig") -> Any:
-    """Start the processes of a run; each of them returns from here."""
-    fabric_library = need("lightning_fabric", "train")
+    """Launch the processes of a run; the function returns in each of them."""
+    fabric_library = import_optional("lightning_fabric", "train")
     machine = config.machine
     devices, nodes = machine.devices, machine.nodes
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started them and knows their number
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # started by torchrun
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = int(os.environ["WORLD_SIZE"]) // devices
     elif nodes > 1:
@@ -40,7 +40,7 @@ def make_fabric(config: "TrainConfig") -> Any:
         devices = 1
     if accelerator == "cuda":
         torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.benchmark = True  # crops have one size
+        torch.backends.cudnn.benchmark = True  # all crops have the same size
     fabric = fabric_library.Fabric(
         accelerator=accelerator, devices=devices, num_nodes=nodes, precision=config.precision,
         strategy="auto" if devices == nodes == 1 else "ddp",
@@ -49,17 +49,18 @@ def make_fabric(config: "TrainConfig") -> Any:
     return fabric
 
 
-def num_workers(given: int | None, world: int) -> int:
-    """Return how many processes read images for each training process."""
-    if given is not None:
-        return given
-    started = 1 if "LOCAL_WORLD_SIZE" in os.environ else world  # by torchrun, which is counted
-    return max(1, min(16, num_cores() // started))
+def num_workers(requested: int | None, world: int) -> int:
+    """Return the number of processes that read images for each training process."""
+    if requested is not None:
+        return requested
+    # num_cores() already divides by the processes that torchrun starts.
+    processes = 1 if "LOCAL_WORLD_SIZE" in os.environ else world
+    return max(1, min(16, num_cores() // processes))
 
 
 @contextmanager
-def lost_processes(world: int) -> Iterator[None]:
-    """Tell in words that another of the processes that share a run is gone."""
+def explain_lost_processes(world: int) -> Iterator[None]:
+    """Convert errors of a lost connection to another process into an OSError with advice."""
     try:
         yield
     except RuntimeError as error:
@@ -67,31 +68,31 @@ def lost_processes(world: int) -> Iterator[None]:
             raise
         raise OSError(
             "another process of this training ended, or cannot be reached "
-            f"({str(error).splitlines()[0]}); the same command (without --overwrite) goes on from "
-            "the last saved state"
+            f"({str(error).splitlines()[0]}); the same command (without --overwrite) continues "
+            "from the last saved state"
         ) from error
 
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Take down Ctrl-C and a request to end instead of breaking off; a second one breaks off.
+    """Defer the first SIGINT or SIGTERM; a second signal has its usual effect.
 
-    Yields a function that says whether there was one.
+    Yields a function that returns True once a signal was received.
     """
-    asked = threading.Event()
+    received = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield received.is_set
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def ask(number: int, _: object) -> None:
-        asked.set()
-        signal.signal(number, before[signal.Signals(number)])
+    def receive(number: int, _: object) -> None:
+        received.set()
+        signal.signal(number, handlers[signal.Signals(number)])
 
     try:
-        for number in before:
-            signal.signal(number, ask)
-        yield asked.is_set
+        for number in handlers:
+            signal.signal(number, receive)
+        yield received.is_set
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

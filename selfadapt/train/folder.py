@@ -1,10 +1,10 @@
-"""The folder of a training: its state, good to go on from, its checkpoints and what else is there.
+"""The folder of a training run, with its state, checkpoints and logs.
 
-record.json             what is trained: the recipe, and fingerprints of the images
-state.safetensors       the last saved state; remove it and the run starts anew
+record.json             the recipe, and fingerprints of the images
+state.safetensors       the last saved state; without it the run starts over
 epoch_012.safetensors   networks that are the best for some alpha
-best.safetensors        the best of all, at the end
-last.safetensors        the last, at the end
+best.safetensors        the best network, written at the end
+last.safetensors        the last network, written at the end
 recipe.json, log.csv, validation.csv, summary.json, curve.png
 """
 
@@ -19,8 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from selfadapt.files import written_whole
-from selfadapt.models.checkpoint import packed
+from selfadapt.files import atomic_write
+from selfadapt.models.checkpoint import serialize
 from selfadapt.runs import RunStore
 from selfadapt.train.average import WeightAverage
 
@@ -29,22 +29,22 @@ FORMAT = "selfadapt training state 3"
 
 @dataclass
 class State:
-    """How far a run has come."""
+    """Progress of a run."""
 
     step: int = 0
-    """Steps that are done."""
+    """Number of completed steps."""
     best: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Best mIoU by alpha, and the epoch it was reached after."""
+    """Best mIoU and its epoch, by alpha."""
     checksums: dict[str, int] = field(default_factory=dict)
-    """CRC-32 of the files of these networks, by epoch."""
+    """CRC-32 of the checkpoint files of the best epochs, by epoch."""
     images_per_s: list[float] = field(default_factory=list)
-    """Speed of each epoch so far."""
+    """Speed of each completed epoch."""
     losses: list[float] = field(default_factory=list)
-    """Losses of the last steps, not yet in the log."""
+    """Losses of the last steps that are not yet logged."""
 
 
-class RunFolder(RunStore):
-    """Where a training is written."""
+class TrainFolder(RunStore):
+    """The folder of a training run."""
 
     NAME: ClassVar[str] = "a training run"
     FORMAT: ClassVar[str] = "selfadapt training 1"
@@ -61,7 +61,7 @@ class RunFolder(RunStore):
     def find(
         self, identity: Mapping[str, Any], *, overwrite: bool = False
     ) -> tuple[State, dict[str, Tensor]] | None:
-        """Return the state of the run to go on with, and its tensors, if there is one."""
+        """Return the saved state and its tensors to resume from, or None."""
         if not self.check(identity, overwrite=overwrite) or not self._state.exists():
             return None
         state, tensors = read_state(self._state)
@@ -76,7 +76,7 @@ class RunFolder(RunStore):
         optimizer: torch.optim.Optimizer,
         average: WeightAverage | None = None,
     ) -> None:
-        """Write state, weights, momentum and mean in the place of those before."""
+        """Write state, weights, momentum and averaged weights, replacing the last saved state."""
         tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
         for name, parameter in model.named_parameters():
             momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
@@ -87,10 +87,10 @@ class RunFolder(RunStore):
         tensors = {name: value.contiguous() for name, value in tensors.items()}
         metadata = {key: json.dumps(value) for key, value in vars(state).items()}
         metadata["format"] = FORMAT
-        content = packed(tensors, {**metadata, "checksum": _checksum(metadata, tensors)})
+        content = serialize(tensors, {**metadata, "checksum": _checksum(metadata, tensors)})
         try:
-            with written_whole(self._state) as aside:
-                aside.write_bytes(content)
+            with atomic_write(self._state) as temporary:
+                temporary.write_bytes(content)
         except OSError as error:
             raise OSError(
                 f"after step {state.step}: {error}. Make room, then run the same command "
@@ -98,22 +98,22 @@ class RunFolder(RunStore):
             ) from error
 
     def checkpoint(self, epoch: int) -> Path:
-        """Return where the network after an epoch is kept."""
+        """Return the path of the checkpoint of an epoch."""
         return self.path / f"epoch_{epoch:03}.safetensors"
 
     def intact_checkpoint(self, epoch: int, state: State) -> Path:
-        """Return the file of a network that is the best for some alpha, as it was written."""
+        """Return the checkpoint of a best epoch after verifying its checksum."""
         path, checksum = self.checkpoint(epoch), state.checksums[str(epoch)]
         if path.exists() and file_checksum(path) == checksum:
             return path
-        reason = "is not as it was written" if path.exists() else "is gone"
+        reason = "is damaged: its checksum differs" if path.exists() else "is missing"
         best = self.path / "best.safetensors"
-        copy = best.exists() and file_checksum(best) == checksum
-        source = f"copy {best} there, which is the same network," if copy else "restore it,"
-        raise ValueError(f"{path} {reason}; {source} or use --overwrite to start anew")
+        is_copy = best.exists() and file_checksum(best) == checksum
+        advice = f"replace it by {best}, which is the same," if is_copy else "restore it,"
+        raise ValueError(f"{path} {reason}; {advice} or use --overwrite to start over")
 
     def keep(self, epochs: Set[int]) -> None:
-        """Remove the networks after all other epochs."""
+        """Remove the checkpoints of all other epochs."""
         kept = {self.checkpoint(epoch) for epoch in epochs}
         for path in self.path.glob("epoch_[0-9]*.safetensors"):
             if path not in kept:
@@ -121,31 +121,30 @@ class RunFolder(RunStore):
 
 
 def read_state(path: Path) -> tuple[State, dict[str, Tensor]]:
-    """Read a state and its tensors."""
+    """Read a saved state and its tensors."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(
-            f"{path} is torn, or no state of a training run ({error}); use --overwrite to start "
-            "anew"
+            f"{path} is damaged, or not the state of a training run ({error}); use --overwrite to "
+            "start over"
         ) from error
     if metadata.get("format") != FORMAT:
         raise ValueError(
-            f"{path} must be of the format {FORMAT!r} to go on from, got "
-            f"{metadata.get('format')!r}; use --overwrite to start anew"
+            f"{path} must have the format {FORMAT!r} to resume from, got "
+            f"{metadata.get('format')!r}; use --overwrite to start over"
         )
     if metadata.pop("checksum", "") != _checksum(metadata, tensors):
         raise ValueError(
-            f"{path} is not as it was written: its checksum differs; restore it, or use "
-            "--overwrite to start anew"
+            f"{path} is damaged: its checksum differs; restore it, or use --overwrite to start over"
         )
     return State(**{key: json.loads(metadata[key]) for key in vars(State())}), tensors
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Return the CRC-32 of all that a state holds."""
+    """Return the CRC-32 of metadata and tensors."""
     shapes = [(name, str(value.dtype), value.shape) for name, value in sorted(tensors.items())]
     checksum = crc32(repr((sorted(metadata.items()), shapes)).encode())
     for _, value in sorted(tensors.items()):
@@ -168,15 +167,14 @@ def restore(
     optimizer: torch.optim.Optimizer,
     average: WeightAverage | None = None,
 ) -> None:
-    """Put weights, momentum and mean of a state into a network and what goes with it."""
+    """Load weights, momentum and averaged weights of a saved state."""
     model.load_state_dict(_part(tensors, "model."))
     if average is not None:
         average.load(_part(tensors, "mean."))
     for name, parameter in model.named_parameters():
         if (momentum := tensors.get(f"momentum.{name}")) is not None:
-            # a copy: what is mapped from a file keeps its room on the disk when it is replaced
-            copied = momentum.to(parameter.device, copy=True)
-            optimizer.state[parameter]["momentum_buffer"] = copied
+            # Copied, since a memory-mapped tensor keeps the replaced file on the disk.
+            optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device, copy=True)
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Batches of the source domain, the same ones in the same order however they are read.
+"""Batches of the source domain, in a reproducible order.
 
-The order of an epoch and the changes to each image follow from the seed, the epoch and the image
-alone. So a run can go on from any step, and several processes that share the batches train as one.
+The order of an epoch and the augmentation of each image depend only on the seed, the epoch and the
+image. A run can therefore resume at any step, and the number of processes does not matter.
 """
 
 import os
@@ -20,30 +20,36 @@ from torch.utils.data import Dataset as TorchDataset
 
 from selfadapt.data import Dataset
 from selfadapt.models.interface import Interface
-from selfadapt.train.augment import AugmentConfig, Colors, cropped, draw_change, recolored
+from selfadapt.train.augment import (
+    AugmentConfig,
+    ColorChange,
+    change_colors,
+    crop_pair,
+    draw_augmentation,
+)
 
 
 class Batch(NamedTuple):
-    """Crops as they were read."""
+    """Cropped images with labels, before colour augmentation."""
 
     images: Tensor
     """``(B, 3, H, W)``, uint8."""
     labels: Tensor
     """``(B, H, W)``, uint8."""
-    colors: list[Colors]
-    """What is still to be done to their colours."""
+    colors: list[ColorChange]
+    """Colour augmentation to apply to each image."""
 
     def to_device(self, device: torch.device, interface: Interface) -> tuple[Tensor, Tensor]:
         """Return the network's input ``(B, 3, H, W)`` and labels ``(B, H, W)``, int64."""
         images = self.images.to(device, non_blocking=True)
         labels = self.labels.to(device, non_blocking=True)
-        images = interface.normalize(recolored(images, self.colors))
+        images = interface.normalize(change_colors(images, self.colors))
         return images.contiguous(memory_format=torch.channels_last), labels.long()
 
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Which images make up each step of a run, and which of them are this process's."""
+    """The images of each step of a run, and the share of this process."""
 
     num_images: int
     batch: int
@@ -64,11 +70,11 @@ class BatchOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in an epoch; the few images that are left wait for another epoch."""
+        """Number of full batches in an epoch; remaining images are dropped from the epoch."""
         return self.num_images // self.batch
 
     def steps(self, start: int, stop: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield for each step the epoch and number of this process's images."""
+        """Yield for each step the epoch and index of the images of this process."""
         share = self.batch // self.world
         epoch, order = -1, np.empty(0, np.int64)
         for step in range(start, stop):
@@ -76,12 +82,12 @@ class BatchOrder:
                 epoch = step // self.steps_per_epoch
                 order = np.random.default_rng([self.seed, epoch]).permutation(self.num_images)
             first = step % self.steps_per_epoch * self.batch + self.rank * share
-            yield [(epoch, int(number)) for number in order[first : first + share]]
+            yield [(epoch, int(index)) for index in order[first : first + share]]
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """The steps of a run, as a DataLoader takes them."""
+class _BatchSampler:
+    """The steps of a run as the batch sampler of a DataLoader."""
 
     order: BatchOrder
     start: int
@@ -94,8 +100,8 @@ class _Steps:
         return self.stop - self.start
 
 
-class _Crops(TorchDataset[Any]):
-    """Reads, crops and flips images, given epoch and number."""
+class _CropDataset(TorchDataset[Any]):
+    """Reads, crops and flips images, given epoch and index."""
 
     def __init__(self, dataset: Dataset, config: AugmentConfig, seed: int) -> None:
         self.dataset = dataset
@@ -106,31 +112,31 @@ class _Crops(TorchDataset[Any]):
         try:
             sample = self.dataset[key[1]]
             rng = np.random.default_rng([self.seed, *key])
-            change = draw_change(rng, self.config, sample.image.size)
-            return *cropped(sample.image, sample.label, change, self.config.crop), change.colors
-        except Exception as error:  # sent on as it is: a worker would wrap it into its traceback
+            change = draw_augmentation(rng, self.config, sample.image.size)
+            return *crop_pair(sample.image, sample.label, change, self.config.crop), change.colors
+        except Exception as error:  # returned, since a worker would wrap it in its traceback
             return error
 
 
-def _collated(samples: list[Any]) -> Batch | Exception:
-    if broken := next((sample for sample in samples if isinstance(sample, Exception)), None):
-        return broken
+def _collate(samples: list[Any]) -> Batch | Exception:
+    if error := next((sample for sample in samples if isinstance(sample, Exception)), None):
+        return error
     images, labels, colors = zip(*samples, strict=True)
     return Batch(torch.stack(images), torch.stack(labels), list(colors))
 
 
-def follow_parent(_: int) -> None:
-    """Let a worker end with the process that it reads for, however that ends, and not before.
+def exit_with_parent(_: int) -> None:
+    """Make a worker exit together with its parent, however that ends, and not before.
 
-    All processes of a terminal are asked to stop together: it is the parent that ends workers.
+    A terminal signals all processes at once: workers ignore it, and the parent stops them.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    Thread(target=_wait_for_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """Wait for the end of the parent; what is still to be sent is for nobody then."""
+def _wait_for_parent() -> None:
+    """Wait for the end of the parent, then exit without sending the remaining batches."""
     if (parent := parent_process()) is not None:
         parent.join()
     os._exit(1)
@@ -146,30 +152,31 @@ def read_batches(
     workers: int = 0,
     pin: bool = False,
 ) -> Iterator[Batch]:
-    """Yield the batches of steps ``start`` to ``stop``, read ahead by worker processes."""
+    """Yield the batches of steps ``start`` to ``stop``, prefetched by worker processes."""
     loader = DataLoader(
-        _Crops(dataset, config, order.seed),
-        batch_sampler=_Steps(order, start, stop),
-        collate_fn=_collated,
+        _CropDataset(dataset, config, order.seed),
+        batch_sampler=_BatchSampler(order, start, stop),
+        collate_fn=_collate,
         num_workers=workers,
         pin_memory=pin,
         prefetch_factor=4 if workers else None,
-        worker_init_fn=follow_parent,
+        worker_init_fn=exit_with_parent,
     )
-    for batch in watched(loader):
+    for batch in explain_killed_workers(loader):
         if isinstance(batch, Exception):
             raise batch
         yield batch
 
 
-def watched(loader: Iterable[Any]) -> Iterator[Any]:
-    """Yield what workers read; say so where one of them was killed."""
+def explain_killed_workers(loader: Iterable[Any]) -> Iterator[Any]:
+    """Iterate over a DataLoader; raise OSError with advice if a worker was killed."""
     try:
         yield from loader
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
         raise OSError(
-            "a process that reads images was killed, usually for want of memory; use fewer with "
-            "--machine.workers. The same command (without --overwrite) goes on from the last state"
+            "a process that reads images was killed, usually for lack of memory; use fewer with "
+            "--machine.workers. The same command (without --overwrite) continues from the last "
+            "saved state"
         ) from error

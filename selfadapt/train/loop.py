@@ -1,8 +1,8 @@
-"""Train on the source domain; choose checkpoint and alpha on the validation domain.
+"""Train on the source domain; select checkpoint and alpha on the validation domain.
 
-For every step: read a batch, take a gradient step with a learning rate that falls to 0. After an
-epoch: score the validation domain with every alpha, keep the network that is the best for any of
-them, and save all it takes to go on from here.
+Each step reads a batch and takes a gradient step with a learning rate that decays to 0. After an
+epoch the validation domain is evaluated with every alpha, networks that are the best for any of
+them are kept, and the state to resume from is saved.
 """
 
 import shutil
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from selfadapt.data import Dataset
-from selfadapt.files import written_whole
+from selfadapt.files import atomic_write
 from selfadapt.metrics import iou
 from selfadapt.models.checkpoint import save_model
 from selfadapt.train.augment import AugmentConfig
-from selfadapt.train.fabric import lost_processes, make_fabric, num_workers, stop_signals
-from selfadapt.train.folder import RunFolder, State, file_checksum, restore
+from selfadapt.train.fabric import explain_lost_processes, make_fabric, num_workers, stop_signals
+from selfadapt.train.folder import State, TrainFolder, file_checksum, restore
 from selfadapt.train.loader import Batch, BatchOrder, read_batches
-from selfadapt.train.log import Log, draw_curves, progress_line
+from selfadapt.train.log import Log, draw_curves, progress_bar
 from selfadapt.train.recipe import TrainConfig
 from selfadapt.train.speed import Meter, Speed, measure_speed
 from selfadapt.train.trainer import Trainer
@@ -33,15 +33,15 @@ LOG_EVERY = 10
 
 
 def train(config: TrainConfig, folder: str | Path, *, overwrite: bool = False) -> list[Path]:
-    """Train a network, or go on with a run that was stopped.
+    """Train a network, or resume a run that was stopped.
 
     Args:
         config: The recipe.
-        folder: Where the run is written. A run of the same recipe that is there goes on.
-        overwrite: Start anew, in the place of a run that is there.
+        folder: The folder of the run. An existing run of the same recipe is resumed.
+        overwrite: Replace an existing run.
 
     Returns:
-        The best checkpoint by validation, without validation the last; one for each seed.
+        The best checkpoint by validation, or the last without validation, for each seed.
     """
     space = config.model.space
     source = config.source.open(space)
@@ -49,26 +49,26 @@ def train(config: TrainConfig, folder: str | Path, *, overwrite: bool = False) -
     fabric = make_fabric(config)
     best = []
     devices = [fabric.device] if fabric.device.type == "cuda" else []
-    for one, place in config.runs(Path(folder)):
+    for run_config, run_path in config.runs(Path(folder)):
         with (
-            RunFolder(place) as where,
+            TrainFolder(run_path) as run_folder,
             torch.random.fork_rng(devices=devices),
-            lost_processes(fabric.world_size),
+            explain_lost_processes(fabric.world_size),
         ):
-            run = Run(one, where, source, validation, fabric)
+            run = TrainingRun(run_config, run_folder, source, validation, fabric)
             run.start(overwrite=overwrite)
             run.train()
             best.append(run.finish())
     return best
 
 
-class Run:
-    """One training run, in one of the processes that share it."""
+class TrainingRun:
+    """A training run, in one of the processes that share it."""
 
     def __init__(
         self,
         config: TrainConfig,
-        folder: RunFolder,
+        folder: TrainFolder,
         source: Dataset,
         validation: Dataset | None,
         fabric: Any,
@@ -80,65 +80,67 @@ class Run:
         )
         self.num_steps = config.epochs * self.order.steps_per_epoch
         self.workers = num_workers(config.machine.workers, fabric.world_size)
-        images = [fingerprint(domain) for domain in (source, validation) if domain is not None]
+        images = [
+            dataset_fingerprint(domain) for domain in (source, validation) if domain is not None
+        ]
         self.identity = {**config.identity(), "images": images}
         self.state = State()
         self.speed: Speed | None = None
         self.losses: list[Tensor] = []
-        self.said = ""
+        self.status = ""
 
     @property
     def epoch(self) -> int:
-        """Epochs that are done."""
+        """Number of completed epochs."""
         return self.state.step // self.order.steps_per_epoch
 
     def start(self, *, overwrite: bool) -> None:
-        """Build the network, and take up the state of the folder if there is one."""
-        found = self.folder.find(self.identity, overwrite=overwrite)
-        self.trainer = Trainer(self.config, self.fabric, fresh=found is not None)
-        if found is not None:
-            self.state, tensors = found
+        """Build the network, and restore a saved state."""
+        saved = self.folder.find(self.identity, overwrite=overwrite)
+        self.trainer = Trainer(self.config, self.fabric, fresh=saved is not None)
+        if saved is not None:
+            self.state, tensors = saved
             trainer = self.trainer
             restore(tensors, trainer.model, trainer.optimizer, trainer.average)
             self.losses = list(torch.tensor(self.state.losses, device=self.fabric.device))
-        self.fabric.barrier()  # all have read the folder before one writes to it
+        self.fabric.barrier()  # all processes have read the folder before one writes to it
         if self.fabric.is_global_zero:
             self.folder.open(self.identity, overwrite=overwrite)
-            if found is None:
+            if saved is None:
                 self._save_state()
             self.folder.keep(self._best_epochs())
             self.folder.write_json(self.folder.path / "recipe.json", asdict(self.config))
             self.log = Log(self.folder.path, self.state.step, self.epoch)
-        self._say_start()
+        self._print_start()
 
     def train(self) -> None:
-        """Do the steps that are left, and validate between epochs."""
+        """Take the remaining steps, and validate after epochs."""
         if self.state.step == self.num_steps:
             return
         shown = self.fabric.is_global_zero
         with (
             stop_signals() as stopped,
-            progress_line(self.num_steps, self.state.step, shown=shown) as progress,
+            progress_bar(self.num_steps, self.state.step, shown=shown) as progress,
         ):
             if self.config.machine.measure:
                 self.speed = measure_speed(self)
-                self._say(str(self.speed))
+                self.fabric.print(str(self.speed))
             self.trainer.train_mode()
             meter = Meter(self.config.batch)
             for x, label in self.inputs(self.state.step, self.num_steps):
                 self.losses.append(self.trainer.step(x, label, self.lr, self.state.step))
                 self.state.step += 1
                 meter.step()
-                ends = self.state.step % self.order.steps_per_epoch == 0
-                if ends or self.state.step % LOG_EVERY == 0:
-                    self._note(meter.images_per_s, progress)
-                if ends:
+                epoch_ends = self.state.step % self.order.steps_per_epoch == 0
+                if epoch_ends or self.state.step % LOG_EVERY == 0:
+                    self._log_step(meter.images_per_s, progress)
+                if epoch_ends:
                     self.state.images_per_s.append(meter.images_per_s)
                     self._end_epoch()
                     meter = Meter(self.config.batch)
                 elif self.state.step % self.config.save_every == 0:
                     self._save_state()
-                if self._asked_to_stop(stopped()):
+                if self._any_process_stopped(stopped()):
                     self._save_state()
                     raise KeyboardInterrupt
 
@@ -150,7 +152,7 @@ class Run:
     def batches(
         self, start: int, stop: int, augment: AugmentConfig | None = None
     ) -> Iterator[Batch]:
-        """Read the batches of some steps, changed as in training unless it is said how."""
+        """Read the batches of steps, augmented as in training unless ``augment`` is given."""
         return read_batches(
             self.source, augment or self.config.augment, self.order, start, stop,
             workers=self.workers, pin=self.fabric.device.type == "cuda",
@@ -159,20 +161,20 @@ class Run:
     def inputs(
         self, start: int, stop: int, augment: AugmentConfig | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the network's input and the labels of some steps, on the device."""
+        """Yield the network's input and the labels of steps, on the device."""
         for batch in self.batches(start, stop, augment):
             yield batch.to_device(self.fabric.device, self.trainer.interface)
 
-    def _note(self, images_per_s: float, progress: Any) -> None:
-        """Write down the mean of the last losses, and look after them."""
+    def _log_step(self, images_per_s: float, progress: Any) -> None:
+        """Log and check the mean of the last losses."""
         loss = float(self.fabric.all_reduce(torch.stack(self.losses).mean(), reduce_op="mean"))
         self.losses.clear()
         self._check_loss(loss)
-        self.said = f"loss {loss:.4f}, lr {self.lr:.5f}, {images_per_s:.1f} images/s"
+        self.status = f"loss {loss:.4f}, lr {self.lr:.5f}, {images_per_s:.1f} images/s"
         if self.fabric.is_global_zero:
             epoch = (self.state.step - 1) // self.order.steps_per_epoch + 1
             self.log.step(self.state.step, epoch, loss, self.lr, images_per_s)
-            progress(self.state.step, f"{epoch}/{self.config.epochs}", self.said)
+            progress(self.state.step, f"{epoch}/{self.config.epochs}", self.status)
 
     def _check_loss(self, loss: float) -> None:
         if not loss < float("inf"):
@@ -181,39 +183,39 @@ class Run:
                 f"high (lr {self.config.lr}); the last saved state is kept"
             )
 
-    def _asked_to_stop(self, here: bool) -> bool:
-        """Say whether any process was asked to stop; several compare notes now and then."""
+    def _any_process_stopped(self, stopped: bool) -> bool:
+        """Return True if any process received a stop signal; synchronised every few steps."""
         if self.fabric.world_size == 1:
-            return here
+            return stopped
         if self.state.step % LOG_EVERY:
             return False
-        asked = torch.tensor(float(here), device=self.fabric.device)
-        return bool(self.fabric.all_reduce(asked, reduce_op="sum"))
+        num_stopped = torch.tensor(float(stopped), device=self.fabric.device)
+        return bool(self.fabric.all_reduce(num_stopped, reduce_op="sum"))
 
     def _end_epoch(self) -> None:
-        self._say(f"epoch {self.epoch}/{self.config.epochs}: {self.said}")
+        self.fabric.print(f"epoch {self.epoch}/{self.config.epochs}: {self.status}")
         config, last = self.config, self.epoch == self.config.epochs
         due = self.epoch >= config.validate_from and self.epoch % config.validate_every == 0
         if last or (due and self.validation is not None):
             with self.trainer.averaged():
-                self._end_statistics()
+                self._update_statistics()
                 if self.validation is not None:
                     self._validate(self.validation)
         self._save_state()
-        if self.fabric.is_global_zero:  # only now does no saved state need the others
+        if self.fabric.is_global_zero:  # no saved state refers to the others any more
             self.folder.keep(self._best_epochs())
         self.trainer.train_mode()
 
-    def _end_statistics(self) -> None:
-        """Make all processes have the same statistics of BatchNorm, averaged if that is wanted."""
+    def _update_statistics(self) -> None:
+        """Synchronise BatchNorm statistics between processes, and average them if configured."""
         self.trainer.share_statistics()
-        if self.config.statistics_batches:  # over crops that no step has seen
+        if self.config.statistics_batches:  # over crops that no step uses
             stop = self.num_steps + self.config.statistics_batches
             inputs = self.inputs(self.num_steps, stop, self.config.statistics_augment)
             self.trainer.average_statistics(x for x, _ in inputs)
 
     def _validate(self, domain: Dataset) -> None:
-        """Score the validation domain, and keep the network if it is the best for some alpha."""
+        """Evaluate on the validation domain; save the network if it is the best for any alpha."""
         assert self.config.validation is not None
         counts = confusion_by_alpha(
             self.trainer.model.eval(), self.trainer.interface, domain, self.config.alphas,
@@ -223,8 +225,8 @@ class Run:
         counts = self.fabric.all_reduce(counts, reduce_op="sum")
         if not counts.any():
             raise ValueError(
-                f"no pixel of {domain.name} has a class of the network's, so there is nothing to "
-                "choose by; look at it with selfadapt check-data"
+                f"no pixel of {domain.name} has a class of the network, so no checkpoint can be "
+                "selected; check the dataset with selfadapt check-data"
             )
         scores = [float(iou(count).nanmean()) for count in counts]
         by_alpha = dict(zip(self.config.alphas, scores, strict=True))
@@ -236,18 +238,18 @@ class Run:
                 path = self.folder.checkpoint(self.epoch)
                 save_model(self.trainer.model, path)
                 self.state.checksums[str(self.epoch)] = file_checksum(path)
-            kept = map(str, sorted(self._best_epochs()))
-            self.state.checksums = {epoch: self.state.checksums[epoch] for epoch in kept}
+            epochs = map(str, sorted(self._best_epochs()))
+            self.state.checksums = {epoch: self.state.checksums[epoch] for epoch in epochs}
             self.log.validated(self.state.step, self.epoch, by_alpha)
-        shown = ", ".join(f"{alpha:g}: {100 * score:.2f}" for alpha, score in by_alpha.items())
-        self._say(f"mIoU on {domain.name} by alpha: {shown}")
+        text = ", ".join(f"{alpha:g}: {100 * score:.2f}" for alpha, score in by_alpha.items())
+        self.fabric.print(f"mIoU on {domain.name} by alpha: {text}")
 
     def _best_epochs(self) -> set[int]:
-        """Return the epochs whose networks are the best for some alpha."""
+        """Return the epochs whose networks are the best for any alpha."""
         return {epoch for _, epoch in self.state.best.values()}
 
     def finish(self) -> Path:
-        """Write the last network, the best, the curves and a summary; return the best."""
+        """Write the last and the best network, curves and summary; return the path of the best."""
         folder = self.folder.path
         best = folder / "best.safetensors"
         if self.fabric.is_global_zero:
@@ -257,21 +259,23 @@ class Run:
             source = folder / "last.safetensors"
             if chosen:
                 source = self.folder.intact_checkpoint(chosen["epoch"], self.state)
-            with written_whole(best) as aside:
-                shutil.copyfile(source, aside)
-            if not (folder / "summary.json").exists():  # a finished run that is started again
+            with atomic_write(best) as temporary:
+                shutil.copyfile(source, temporary)
+            if not (
+                folder / "summary.json"
+            ).exists():  # absent unless a finished run is started again
                 self.folder.write_json(folder / "summary.json", self._summary(chosen))
             try:
                 draw_curves(folder)
             except ModuleNotFoundError as error:
-                self._say(f"note: no curves were drawn: {error}")
+                self.fabric.print(f"note: no curves were drawn: {error}")
             self.log.close()
-            self._say_end(best, chosen)
+            self._print_end(best, chosen)
         self.fabric.barrier()
         return best
 
     def _best(self) -> dict[str, Any] | None:
-        """Return alpha, mIoU and epoch of the best network overall."""
+        """Return alpha, mIoU and epoch of the best network over all alphas."""
         if not self.state.best:
             return None
         alpha, (score, epoch) = max(self.state.best.items(), key=lambda item: item[1][0])
@@ -292,7 +296,7 @@ class Run:
         }
 
     def _images_per_s(self) -> float:
-        """Return the median over the epochs."""
+        """Return the median speed of the epochs."""
         speeds = self.state.images_per_s
         return sorted(speeds)[len(speeds) // 2]
 
@@ -307,31 +311,29 @@ class Run:
             trainer = self.trainer
             self.folder.save(self.state, trainer.model, trainer.optimizer, trainer.average)
 
-    def _say(self, text: str) -> None:
-        self.fabric.print(text)
-
-    def _say_start(self) -> None:
+    def _print_start(self) -> None:
         for domain in (self.source, self.validation):
-            for note in domain.notes if domain else ():
-                self._say(f"note: {domain.name if domain else ''}: {note}")
+            if domain is not None:
+                for note in domain.notes:
+                    self.fabric.print(f"note: {domain.name}: {note}")
         if self.state.step == self.num_steps:
-            self._say(f"this run is finished: all {self.num_steps} steps are done")
+            self.fabric.print(f"this run is finished: all {self.num_steps} steps are done")
         elif self.state.step:
-            self._say(f"going on after step {self.state.step} of {self.num_steps}")
+            self.fabric.print(f"going on after step {self.state.step} of {self.num_steps}")
 
-    def _say_end(self, best: Path, chosen: dict[str, Any] | None) -> None:
+    def _print_end(self, best: Path, chosen: dict[str, Any] | None) -> None:
         speed = self._images_per_s()
         share = f", {self.speed.share(speed)}" if self.speed else ""
-        self._say(f"{speed:.1f} images/s{share}")
+        self.fabric.print(f"{speed:.1f} images/s{share}")
         if chosen and self.validation:
-            self._say(
+            self.fabric.print(
                 f"best: epoch {chosen['epoch']} with alpha {chosen['alpha']:g}, "
                 f"mIoU {100 * chosen['mIoU']:.2f} on {self.validation.name}"
             )
-        self._say(f"the network is in {best}")
+        self.fabric.print(f"the network is in {best}")
 
 
-def fingerprint(dataset: Dataset) -> str:
-    """Return a short text that changes with the images, or with what their labels mean."""
+def dataset_fingerprint(dataset: Dataset) -> str:
+    """Return a text that identifies the images and the label table of a dataset."""
     content = [pair.name for pair in dataset.pairs], sorted(dataset.table.ids.items())
     return f"{len(dataset)} of {dataset.name}, {crc32(repr(content).encode()):08x}"

@@ -1,6 +1,6 @@
-"""What a training run is made of: the recipe, written in YAML, and its defaults from the paper.
+"""The recipe of a training run, with the defaults of the paper.
 
-Every field here is a key of the recipe and a flag of ``selfadapt train``.
+Every field is a key of the YAML file and a flag of ``selfadapt train``.
 """
 
 import json
@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from selfadapt.checks import check_number
 from selfadapt.data import DataConfig
-from selfadapt.data.domains import check_target, overlap, spelled
+from selfadapt.data.domains import check_target, domain_label, overlap
 from selfadapt.labels import ClassSpace, class_space
-from selfadapt.models.address import is_foreign
+from selfadapt.models.address import is_external
 from selfadapt.models.create import create_model
 from selfadapt.norm import check_alpha
 from selfadapt.train.augment import AugmentConfig
@@ -29,27 +29,27 @@ class ModelConfig:
     classes: str | list[str] = "cityscapes-19"
     """The name of a class space, or the names of the classes."""
     weights: str | None = None
-    """What to start from: imagenet, a file, or nothing."""
+    """Initial weights: imagenet or a file; null for random initialisation."""
     norm: str = "bn"
     """Normalisation: bn, bin or sn."""
     dropout: float = 0.0
-    """Rate of dropout after every ReLU; 0: none."""
+    """Dropout rate after every ReLU; 0 disables it."""
     options: dict[str, str] = field(default_factory=dict)
     """Options of the architecture, see ``selfadapt models``."""
 
     def __post_init__(self) -> None:
         names = class_space(self.classes).names
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"classes must differ, got {', '.join(twice)} twice")
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"classes must differ, got {', '.join(duplicates)} twice")
         if len(names) < 2:
             raise ValueError(
-                f"a network must have two classes or more to tell apart, got {', '.join(names)}; "
-                "add one for what is none of them, such as background"
+                f"a network must have two or more classes, got {', '.join(names)}; "
+                "add one for all other pixels, such as background"
             )
-        if is_foreign(self.name):
+        if is_external(self.name):
             raise ValueError(
-                f"{self.name} cannot be built anew from a checkpoint, so it is not trained here; "
-                "take a name of selfadapt models, or torchvision:NAME or smp:KIND/ENCODER"
+                f"{self.name} cannot be rebuilt from a checkpoint, so it cannot be trained here; "
+                "use a name of selfadapt models, or torchvision:NAME or smp:KIND/ENCODER"
             )
 
     @property
@@ -58,7 +58,7 @@ class ModelConfig:
         return class_space(self.classes)
 
     def build(self, *, fresh: bool = False) -> Any:
-        """Create the network; ``fresh`` leaves out the weights to start from."""
+        """Create the network; ``fresh`` skips the initial weights."""
         settings: dict[str, Any] = {**self.options, "norm": self.norm, "dropout": self.dropout}
         weights = None if fresh else self.weights
         return create_model(self.name, classes=self.space.names, weights=weights, **settings)
@@ -66,18 +66,18 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineConfig:
-    """Where a run takes place. It does not change what comes out but by rounding."""
+    """The hardware of a run. It changes results only by rounding."""
 
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
-    """cpu or gpu; auto: a GPU if there is one."""
+    """cpu or gpu; auto: a GPU if available."""
     devices: int | Literal["auto"] = 1
-    """Processes on each node, one for each device; auto: all devices. With torchrun, as it says."""
+    """Devices on each node, each with a process; auto: all. Ignored with torchrun."""
     nodes: int = 1
-    """Number of machines; torchrun starts them, and knows their number."""
+    """Number of machines; a run on several is started with torchrun, which sets it."""
     workers: int | None = None
-    """Processes that read images, for each training process; None: by the cores there are."""
+    """Processes that read images, for each training process; null: by the number of cores."""
     measure: bool = True
-    """First measure how fast images come and how fast the network takes them."""
+    """First measure the speed of reading images and of the network."""
 
     def __post_init__(self) -> None:
         if self.devices != "auto":
@@ -94,51 +94,51 @@ class TrainConfig:
     model: ModelConfig
     """The network."""
     source: DataConfig
-    """What it is trained on."""
+    """The source domain to train on."""
     validation: DataConfig | None = None
-    """The validation domain, where checkpoint and alpha are chosen; none: the last is taken."""
+    """The validation domain to select checkpoint and alpha on; null: the last checkpoint."""
     targets: list[str] = field(default_factory=lambda: list(PAPER_TARGETS))
-    """Target domains, which nothing may be chosen on: DATASET, DATASET/SPLIT or a folder."""
+    """Target domains, never used for selection: DATASET, DATASET/SPLIT or a folder."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    """Random changes to the training images."""
+    """Augmentation of the training images."""
     epochs: int = 50
     """Passes over the source domain."""
     batch: int = 4
-    """Images in a step, over all devices together."""
+    """Images in a step, over all devices."""
     lr: float = 0.005
     """Learning rate of the first step."""
     power: float = 0.9
-    """Power of the polynomial that takes the learning rate to 0."""
+    """Power of the polynomial decay of the learning rate to 0."""
     momentum: float = 0.9
     """Momentum of SGD."""
     weight_decay: float = 1e-4
     """Weight decay."""
     class_weights: dict[str, float] = field(default_factory=dict)
-    """Weights of pixels in the loss, by their class; 1 for classes that are not named."""
+    """Weights of classes in the loss; 1 for classes that are not given."""
     average: float = 0.0
-    """Decay of a running mean of the weights, which is validated and saved for them; 0: none."""
+    """Decay of an average (EMA) of the weights, which is validated and saved; 0 disables it."""
     seed: int = 0
-    """Seed of everything random: fresh weights, order, augmentation, dropout."""
+    """Seed of initialisation, order, augmentation and dropout."""
     seeds: list[int] = field(default_factory=list)
-    """Train a network with each of these seeds, into folders seed_0, seed_1 ...; empty: seed."""
+    """Train a network for each seed, in the folders seed_0, seed_1 ...; empty: use seed."""
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    """Arithmetic of the training steps. Validation is in 32 bits."""
+    """Precision of the training steps. Validation is in 32 bits."""
     frozen_batchnorm: bool = False
-    """Keep BatchNorm's statistics as they come, for very small batches."""
+    """Keep the initial BatchNorm statistics, for very small batches."""
     statistics_batches: int = 0
-    """Batches to average BatchNorm's statistics over before validation and at the end; 0: none."""
+    """Batches to average BatchNorm statistics over, for validation and at the end; 0: none."""
     statistics_scale: tuple[float, float] | None = None
-    """Area of the crops in these batches, as a share of the image's; null: as in training."""
+    """Area of the crops in these batches, as a fraction of the image; null: as in training."""
     validate_from: int = 1
-    """First epoch to validate after; the last epoch is always validated."""
+    """First epoch to validate; the last is always validated."""
     validate_every: int = 1
-    """Validate after every so many epochs."""
+    """Epochs between validations."""
     alphas: list[float] = field(default_factory=lambda: [n / 10 for n in range(11)])
-    """Values of SaN's alpha to validate with."""
+    """Values of SaN's alpha to validate."""
     save_every: int = 500
-    """Steps between two saved states; one is also saved after every epoch."""
+    """Steps between saved states; the state is also saved after every epoch."""
     machine: MachineConfig = field(default_factory=MachineConfig)
-    """Where it runs."""
+    """The hardware."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "validate_from", "validate_every", "save_every"):
@@ -146,8 +146,8 @@ class TrainConfig:
         check_number("statistics_batches", self.statistics_batches, 0, whole=True)
         if self.statistics_scale is not None:
             if not self.statistics_batches:
-                raise ValueError("statistics_scale is about statistics_batches, but these are 0")
-            replace(self.augment, scale=self.statistics_scale)  # which is checked there
+                raise ValueError("statistics_scale applies to statistics_batches, which is 0")
+            replace(self.augment, scale=self.statistics_scale)  # checks the value
         for seed in (self.seed, *self.seeds):
             check_number("seed", seed, 0, 2**32 - 1, whole=True)
         if len(set(self.seeds)) < len(self.seeds):
@@ -175,30 +175,30 @@ class TrainConfig:
             )
         if self.model.norm != "bn" and (self.frozen_batchnorm or self.statistics_batches):
             raise ValueError(
-                "frozen_batchnorm and statistics_batches are about BatchNorm, but the network has "
+                "frozen_batchnorm and statistics_batches apply to BatchNorm, but the network has "
                 f"norm {self.model.norm!r}; leave them out"
             )
         for name in self.targets:
             check_target(name)
         if self.source.scale != 1:
             raise ValueError(
-                "source has crops of many sizes, see augment.scale; its scale must be 1, "
+                "the scale of source must be 1, as augment.scale sets the size of its crops, "
                 f"got {self.source.scale}"
             )
         if self.validation is not None and (target := self._target_of(self.validation)):
             raise ValueError(
-                f"validation is {spelled(self.validation)}, but {target!r} is a target domain; "
-                "checkpoint and alpha are chosen on another domain only. Give another validation, "
-                "or say in targets which domains will be reported on"
+                f"validation is {domain_label(self.validation)}, but {target!r} is a target "
+                "domain, on which checkpoint and alpha must not be selected; give another "
+                "validation, or list the domains you will report on in targets"
             )
 
     @property
     def statistics_augment(self) -> AugmentConfig:
-        """Random changes to the images that statistics are averaged over."""
+        """Augmentation of the images that statistics are averaged over."""
         return replace(self.augment, scale=self.statistics_scale or self.augment.scale)
 
     def _target_of(self, data: DataConfig) -> str | None:
-        """Return the target domain that ``data`` is of."""
+        """Return the target domain that overlaps with ``data``, or None."""
         return next((target for target in self.targets if overlap(target, data)), None)
 
     def runs(self, folder: Path) -> list[tuple["TrainConfig", Path]]:
@@ -208,7 +208,7 @@ class TrainConfig:
         return [(replace(self, seed=s, seeds=[]), folder / f"seed_{s}") for s in self.seeds]
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides the result, as plain data: all but where the run takes place."""
+        """Return the settings that determine the result, as plain data."""
         content = json.loads(json.dumps(asdict(self)))
         del content["machine"], content["save_every"], content["targets"]
         for domain in ("source", "validation"):
@@ -218,7 +218,7 @@ class TrainConfig:
 
 
 def settings() -> list[str]:
-    """Return the names of all settings of a recipe, those of its parts as PART.NAME."""
+    """Return the names of all settings of a recipe, nested ones as PART.NAME."""
     parts = {
         "model": ModelConfig, "source": DataConfig, "validation": DataConfig,
         "augment": AugmentConfig, "machine": MachineConfig,

@@ -1,4 +1,4 @@
-"""How fast images come, how fast the network takes them, and how near a run comes to the slower."""
+"""Measure the throughput of reading images and of the network."""
 
 import copy
 import time
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from selfadapt.pseudo import IGNORE
 
 if TYPE_CHECKING:
-    from selfadapt.train.loop import Run
+    from selfadapt.train.loop import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -20,21 +20,21 @@ class Speed:
     """Images per second, over all processes."""
 
     data: float
-    """Read, cropped, brought to the device and recoloured, with no network waiting."""
+    """Reading and augmenting images on the device, without the network."""
     model: float
-    """Taken by the network forward and backward, with the images there already."""
+    """Forward and backward pass, with images already on the device."""
 
     def __str__(self) -> str:
         return f"data alone {self.data:.1f} images/s, model alone {self.model:.1f} images/s"
 
     def share(self, reached: float) -> str:
-        """Say how near a run came to the slower of the two."""
+        """Return the speed of a run relative to the slower of the two, as text."""
         slower = min(self.data, self.model)
         return f"{100 * reached / slower:.0f} % of the slower of data and model alone ({self})"
 
 
 class Meter:
-    """Counts the images of an epoch."""
+    """Measures images per second."""
 
     def __init__(self, batch: int) -> None:
         self.batch, self.num, self.start = batch, 0, time.perf_counter()
@@ -49,32 +49,32 @@ class Meter:
         return self.num / (time.perf_counter() - self.start)
 
 
-def measure_speed(run: "Run") -> Speed:
-    """Measure both for a moment, on a copy of the network."""
+def measure_speed(run: "TrainingRun") -> Speed:
+    """Measure both for a few seconds, on a copy of the network."""
     return Speed(_data_speed(run), _model_speed(run))
 
 
-def _data_speed(run: "Run", seconds: float = 3.0) -> float:
+def _data_speed(run: "TrainingRun", seconds: float = 3.0) -> float:
     inputs = run.inputs(0, 10**6)
-    for _ in islice(inputs, 4 * run.workers):  # what is read ahead meanwhile does not count
+    for _ in islice(inputs, 4 * run.workers):  # skip prefetched batches
         pass
-    _wait(run.fabric.device)
+    _synchronize(run.fabric.device)
     meter = Meter(run.config.batch)
     while time.perf_counter() - meter.start < seconds:
         next(inputs)
         meter.step()
-    _wait(run.fabric.device)
+    _synchronize(run.fabric.device)
     return meter.images_per_s
 
 
-def _model_speed(run: "Run") -> float:
+def _model_speed(run: "TrainingRun") -> float:
     model = copy.deepcopy(run.trainer.model).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     x, label = next(run.inputs(0, 1))
     warm_up, num = (5, 20) if x.is_cuda else (1, 2)
     for step in range(warm_up + num):
         if step == warm_up:
-            _wait(x.device)
+            _synchronize(x.device)
             meter = Meter(run.config.batch)
         with run.fabric.autocast():
             logits = run.trainer.interface.logits(model, x)
@@ -82,10 +82,10 @@ def _model_speed(run: "Run") -> float:
         optimizer.step()
         optimizer.zero_grad()
     meter.num = num * run.config.batch
-    _wait(x.device)
+    _synchronize(x.device)
     return meter.images_per_s
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

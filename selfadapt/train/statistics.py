@@ -1,7 +1,7 @@
-"""BatchNorm's statistics, averaged anew over many batches.
+"""Re-estimate BatchNorm's statistics over many batches ("precise BN").
 
-Running statistics follow the last few batches of training. Where batches are small or the learning
-rate was high until the end, a plain mean over many batches serves inference better.
+Running statistics depend on the last few batches of training. With small batches or a high final
+learning rate, the plain mean over many batches is better for inference.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,35 +12,34 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def batchnorm_layers(model: nn.Module) -> list[_BatchNorm]:
-    """Return the layers that keep BatchNorm's running statistics."""
+    """Return the BatchNorm layers with running statistics."""
     layers = (module for module in model.modules() if isinstance(module, _BatchNorm))
     return [layer for layer in layers if layer.track_running_stats]
 
 
-def mend_statistics(model: nn.Module) -> list[str]:
-    """Start the statistics anew of layers where they are not finite; return the layers' names.
+def reset_nonfinite_statistics(model: nn.Module) -> list[str]:
+    """Reset the running statistics of layers where they are not finite; return their names.
 
-    They would stay so: a running mean forgets all but infinity. Variances that were saved in 16
-    bits overflow, which nobody sees who trains on.
+    Variances saved in 16 bits may overflow, and a running mean never recovers from infinity.
     """
     names = {layer: name for name, layer in model.named_modules()}
-    mended = []
+    reset = []
     for layer in batchnorm_layers(model):
         if not all(buffer.isfinite().all() for buffer in layer.buffers()):
             layer.reset_running_stats()
-            mended.append(names[layer])
-    return mended
+            reset.append(names[layer])
+    return reset
 
 
 def average_statistics(
     model: nn.Module, run: Callable[[Tensor], Tensor], inputs: Iterable[Tensor]
 ) -> None:
-    """Replace the running statistics by their mean over ``inputs``; leaves evaluation mode on.
+    """Replace running statistics by their mean over ``inputs``; leaves the model in eval mode.
 
     Args:
-        model: The network; dropout is off meanwhile.
-        run: Runs it.
-        inputs: What to run it on.
+        model: The network; dropout is disabled.
+        run: Runs the network on an input.
+        inputs: The inputs of the network.
     """
     layers = batchnorm_layers(model)
     momentum = [layer.momentum for layer in layers]

@@ -1,4 +1,4 @@
-"""The network in training: one step at a time, on one device or shared by several processes."""
+"""Training steps of a network, on one device or distributed over processes."""
 
 import warnings
 from collections.abc import Iterable
@@ -13,22 +13,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfadapt.models.detect import detect
-from selfadapt.models.norms import MIXING, BatchInstanceNorm2d
+from selfadapt.models.norms import MIXING_WEIGHTS, BatchInstanceNorm2d
 from selfadapt.pseudo import IGNORE
 from selfadapt.train.average import WeightAverage
 from selfadapt.train.recipe import TrainConfig
-from selfadapt.train.statistics import average_statistics, batchnorm_layers, mend_statistics
+from selfadapt.train.statistics import (
+    average_statistics,
+    batchnorm_layers,
+    reset_nonfinite_statistics,
+)
 
-MIXING_LR = 10  # times the learning rate, for the weights that mix normalisations
+MIXING_LR_FACTOR = 10
+"""Factor of the learning rate of weights that mix normalisations."""
 
 
 class Trainer:
-    """A network, its optimizer, and what a step is.
+    """A network with its optimizer and training step.
 
     Args:
         config: The recipe.
         fabric: Devices and processes.
-        fresh: Leave out the weights to start from: others follow.
+        fresh: Skip the initial weights, as a saved state will be loaded.
     """
 
     def __init__(self, config: TrainConfig, fabric: Any, *, fresh: bool = False) -> None:
@@ -53,7 +58,7 @@ class Trainer:
             x: The network's input ``(B, 3, H, W)``, this process's share of the batch.
             label: Labels ``(B, H, W)``.
             lr: Learning rate.
-            number: Decides, with the recipe's seed, what dropout drops.
+            number: Seeds dropout, together with the seed of the recipe.
         """
         seed = crc32(f"{self.config.seed} {number} {self.fabric.global_rank}".encode())
         torch.manual_seed(seed)
@@ -76,24 +81,24 @@ class Trainer:
         return loss.detach()
 
     def train_mode(self) -> None:
-        """Make ready for steps."""
+        """Switch to training mode, except for frozen BatchNorm layers."""
         self._network.train()
         if self.config.frozen_batchnorm:
             for layer in batchnorm_layers(self.model):
                 layer.eval()
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Put the mean of the weights in their place for a ``with`` block, if there is one."""
-        return nullcontext() if self.average is None else self.average.lent()
+        """Use the averaged weights, if configured, in a ``with`` block."""
+        return nullcontext() if self.average is None else self.average.applied()
 
     def share_statistics(self) -> None:
-        """Take over the statistics of the first process, which saves the network."""
+        """Copy the buffers of the first process, which saves the network, to all processes."""
         if self.fabric.world_size > 1:
             for buffer in self.model.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
     def average_statistics(self, inputs: Iterable[Tensor]) -> None:
-        """Replace BatchNorm's statistics by their mean over ``inputs``, of all processes."""
+        """Replace BatchNorm's statistics by their mean over the ``inputs`` of all processes."""
         average_statistics(self.model, partial(self.interface.logits, self.model), inputs)
         for layer in batchnorm_layers(self.model):
             for buffer in (layer.running_mean, layer.running_var):
@@ -102,14 +107,14 @@ class Trainer:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.SGD:
-    """Return SGD; weights that mix normalisations learn faster and do not decay."""
+    """Return SGD; weights that mix normalisations have a higher learning rate and no decay."""
     plain: list[nn.Parameter] = []
     mixing: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        (mixing if name.rpartition(".")[2] in MIXING else plain).append(parameter)
+        (mixing if name.rpartition(".")[2] in MIXING_WEIGHTS else plain).append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": plain, "lr_factor": 1, "weight_decay": config.weight_decay},
-        {"params": mixing, "lr_factor": MIXING_LR, "weight_decay": 0.0},
+        {"params": mixing, "lr_factor": MIXING_LR_FACTOR, "weight_decay": 0.0},
     ]
     return torch.optim.SGD(
         [group for group in groups if group["params"]], lr=config.lr, momentum=config.momentum
@@ -117,7 +122,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.SGD:
 
 
 def loss_weights(config: TrainConfig) -> Tensor:
-    """Return the weight of a pixel in the loss by its label ``(256,)``; what is ignored has 0."""
+    """Return the weight of each label in the loss ``(256,)``, 0 for ignored labels."""
     weights = torch.zeros(IGNORE + 1)
     for index, name in enumerate(config.model.space.names):
         weights[index] = config.class_weights.get(name, 1)
@@ -125,28 +130,29 @@ def loss_weights(config: TrainConfig) -> Tensor:
 
 
 def _check_finite(model: nn.Module, config: TrainConfig) -> None:
-    """Look at the weights to start from, which nothing would say were the cause of what follows."""
-    start = f"the weights to start from, {config.model.weights},"
+    """Check the initial weights, as later errors would not show the cause."""
+    start = f"the initial weights, {config.model.weights},"
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
-            raise ValueError(f"{start} are not finite: look at {name}")
-    if mended := ", ".join(mend_statistics(model)):
+            raise ValueError(f"{start} are not finite, see {name}")
+    if reset := ", ".join(reset_nonfinite_statistics(model)):
         if config.frozen_batchnorm:
             raise ValueError(
-                f"{start} have statistics of BatchNorm that are not finite ({mended}): they cannot "
-                "stay as they are; leave out frozen_batchnorm"
+                f"{start} have BatchNorm statistics that are not finite ({reset}) and cannot be "
+                "kept; leave out frozen_batchnorm"
             )
         warnings.warn(
-            f"{start} have statistics of BatchNorm that are not finite: {mended} starts anew",
+            f"{start} have BatchNorm statistics that are not finite: {reset} was reset",
             stacklevel=3,
         )
 
 
 def _synchronized(model: nn.Module, device: torch.device) -> Any:
-    """Let BatchNorm share its statistics between processes, where that can be had."""
+    """Convert BatchNorm to SyncBatchNorm on GPUs; warn on other devices."""
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     warnings.warn(
-        "each process has BatchNorm statistics of its own: sharing them needs GPUs", stacklevel=3
+        "BatchNorm statistics are not synchronised between processes, which needs GPUs",
+        stacklevel=3,
     )
     return model

@@ -1,4 +1,4 @@
-"""Validation: the mean IoU of the validation domain, for each alpha of SaN."""
+"""Evaluation on the validation domain for each alpha of SaN."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
@@ -11,14 +11,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from selfadapt.data import Dataset, Sample
-from selfadapt.images import enlarged, load_image
+from selfadapt.images import load_image, rescale
 from selfadapt.metrics import confusion_matrix
 from selfadapt.models.interface import Interface
 from selfadapt.norm import converted, find_san
-from selfadapt.train.loader import follow_parent, watched
+from selfadapt.train.loader import exit_with_parent, explain_killed_workers
 
-PIXELS = 4 * 2**20
-"""Images of one size go through the network together, up to so many pixels."""
+MAX_BATCH_PIXELS = 4 * 2**20
+"""Maximum number of pixels in a batch of images of the same size."""
 
 
 def confusion_by_alpha(
@@ -36,13 +36,13 @@ def confusion_by_alpha(
 
     Args:
         model: The network, in evaluation mode.
-        interface: What it takes and gives.
+        interface: Its input and output.
         dataset: The validation domain.
         alphas: Values of SaN's alpha.
-        scale: Images are enlarged by this, and probabilities are brought back before they count.
-        rank: Which of the shares of the images to take.
-        world: Number of shares.
-        workers: Processes that read images.
+        scale: Images are resized by this factor, and probabilities back to the size of the label.
+        rank: Index of this process.
+        world: Number of processes that share the images.
+        workers: Number of processes that read images.
 
     Returns:
         Counts ``(alphas, C, C)``, int64, on the network's device.
@@ -63,44 +63,44 @@ def confusion_by_alpha(
 
 
 def _read(
-    dataset: Dataset, scale: float, numbers: Sequence[int], workers: int
+    dataset: Dataset, scale: float, indices: Sequence[int], workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield images ``(B, 3, H, W)`` in [0, 1], enlarged, with labels ``(B, h, w)``."""
-    samples = _samples(dataset, numbers, workers)
+    """Yield rescaled images ``(B, 3, H, W)`` in [0, 1] with labels ``(B, h, w)``."""
+    samples = _samples(dataset, indices, workers)
     for (width, height), group in groupby(samples, key=lambda sample: sample.image.size):
-        most = max(1, int(PIXELS / (width * height * scale**2)))
-        while batch := list(islice(group, most)):
-            yield _stacked(batch, scale)
+        batch_size = max(1, int(MAX_BATCH_PIXELS / (width * height * scale**2)))
+        while batch := list(islice(group, batch_size)):
+            yield _stack(batch, scale)
 
 
-def _samples(dataset: Dataset, numbers: Sequence[int], workers: int) -> Iterator[Sample]:
+def _samples(dataset: Dataset, indices: Sequence[int], workers: int) -> Iterator[Sample]:
     loader: DataLoader[Any] = DataLoader(
-        _Samples(dataset), batch_size=None, sampler=numbers, num_workers=workers,
-        collate_fn=_as_it_is, worker_init_fn=follow_parent,
+        _SampleDataset(dataset), batch_size=None, sampler=indices, num_workers=workers,
+        collate_fn=_identity, worker_init_fn=exit_with_parent,
     )  # fmt: skip
-    for sample in watched(loader):
+    for sample in explain_killed_workers(loader):
         if isinstance(sample, Exception):
             raise sample
         yield sample
 
 
-class _Samples(TorchDataset[Any]):
-    """Reads images and labels; an error is sent on as it is, a worker would wrap it."""
+class _SampleDataset(TorchDataset[Any]):
+    """Reads images and labels; returns errors, as a worker would wrap raised ones."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, index: int) -> Any:
         try:
-            return self.dataset[number]
+            return self.dataset[index]
         except Exception as error:
             return error
 
 
-def _as_it_is(sample: Any) -> Any:
+def _identity(sample: Any) -> Any:
     return sample
 
 
-def _stacked(samples: list[Sample], scale: float) -> tuple[Tensor, Tensor]:
-    images = torch.stack([load_image(enlarged(sample.image, scale)) for sample in samples])
+def _stack(samples: list[Sample], scale: float) -> tuple[Tensor, Tensor]:
+    images = torch.stack([load_image(rescale(sample.image, scale)) for sample in samples])
     return images, torch.stack([torch.from_numpy(sample.label) for sample in samples]).long()
