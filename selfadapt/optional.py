@@ -6,7 +6,7 @@ from types import ModuleType
 
 PROTECTIONS = re.compile(
     "trust_remote_code|weights_only|safe_globals|allow_pickle|MAX_IMAGE_PIXELS|"
-    "LOAD_TRUNCATED_IMAGES|unsafe_"
+    "LOAD_TRUNCATED_IMAGES|unsafe_|import_path_allowlist"
 )
 """Switches of libraries that keep files from running code or taking all memory."""
 

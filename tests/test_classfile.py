@@ -13,7 +13,7 @@ import selfadapt
 from conftest import TinyNet, random_image, seeded
 from runs import run_cli
 from selfadapt.classfile import classes_json, read_classes
-from selfadapt.cli.opening import named_classes
+from selfadapt.cli.model_flags import named_classes
 from selfadapt.images import to_pil
 from selfadapt.labels import STREETS_9, class_colors
 

@@ -282,7 +282,7 @@ def test_a_network_of_ones_own_is_evaluated_with_trust(
     assert evaluate(content, tmp_path / "run") == 2
     assert "--trust" in refused(capsys)
     assert evaluate({**content, "trust": True}, tmp_path / "run") == 2
-    assert "that is for the command line alone" in refused(capsys)
+    assert "only the command line may" in refused(capsys)
     assert evaluate(content, tmp_path / "run", "--trust") == int(fails)
     if fails:
         failed = (tmp_path / "run/tables/failed.csv").read_text()

@@ -1000,7 +1000,7 @@ def test_what_goes_on_after_a_stop_is_said_without_overwriting(
     monkeypatch.setattr(Journal, "write", stop)
     assert cli(small(place), tmp_path / "run", "--overwrite") == 130
     said = capsys.readouterr().err
-    assert "the same command without --overwrite goes on from there" in said
+    assert "run the same command without --overwrite to continue" in said
 
 
 def test_the_change_is_over_the_images_that_both_have(

@@ -369,7 +369,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
     monkeypatch.setattr(SaNOnly, "compute", stop)
     monkeypatch.setattr("selfadapt.predict.stream.write_result", write_slowly)
     assert run_cli("predict", photos, *NET, "-o", out) == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert "run the same command to continue" in capsys.readouterr().err
     assert len(list(out.glob("*_label.png"))) == 3
     assert (out / ".predict" / "rows" / "0000.jsonl").read_text().count("\n") == 3
     assert run_cli("predict", photos, *NET, "-o", out) == 0
@@ -624,7 +624,7 @@ def test_a_switch_does_not_eat_the_image(
 BAD = {
     "no match": (["{photos}/*.webp"], "matches no image or video"),
     "unknown output": (["{photos}", "--outputs", "labl"], "did you mean 'label'"),
-    "settings that are no text": (["{photos}", "--config", "{photos}/0.png"], "is no text"),
+    "settings that are not text": (["{photos}", "--config", "{photos}/0.png"], "is not text"),
     "no such settings": (["{photos}", "--config", "nowhere.yaml"], "nowhere.yaml"),
     "unknown setting in a file": (["{photos}", "--config", "{photos}/bad.yaml"], "colour"),
     "fast": (["{photos}", "--fast=perhaps"], "fast"),

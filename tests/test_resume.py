@@ -378,7 +378,7 @@ def test_a_run_that_is_asked_to_stop_saves_its_state(
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130
-    assert "stopped; what has been written is complete" in err
+    assert "stopped; all written files are complete" in err
     assert "Traceback" not in err
     state, _ = read_state(run / "state.safetensors")
     assert 3 <= state.step < STEPS

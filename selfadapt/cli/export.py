@@ -6,8 +6,8 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from selfadapt.bench import parse_size
-from selfadapt.cli.opening import model_arguments, open_models
-from selfadapt.cli.verbs import Verb
+from selfadapt.cli.commands import Command
+from selfadapt.cli.model_flags import model_arguments, open_models
 from selfadapt.engine import described
 from selfadapt.export.trace import SIZES, check_exportable, trace
 from selfadapt.export.writing import checked_path, write_onnx, write_program
@@ -76,7 +76,7 @@ def _check(args: Namespace) -> None:
     args.device = "cpu"
 
 
-EXPORT = Verb(
+EXPORT = Command(
     "Write SaN as an ONNX file or torch.export program.",
     "selfadapt export --model net.safetensors --alpha 0.1 --onnx net.onnx",
     _export_arguments,

@@ -8,8 +8,8 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from selfadapt import METHODS, MODELS, Interface, create_model
-from selfadapt.cli.opening import NOT_FLAGS, SHIPPED, setting_texts
-from selfadapt.cli.verbs import Verb, json_argument
+from selfadapt.cli.commands import Command, json_argument
+from selfadapt.cli.model_flags import NOT_FLAGS, SHIPPED, setting_texts
 from selfadapt.methods import check_method, settings_of, summary_of
 from selfadapt.models.families import adapted_parameters
 from selfadapt.models.trained import TRAINED
@@ -133,13 +133,13 @@ ADDRESSES = """any other network, by address:
 FETCHED = """--model ADDRESS fetches one of them, once, into the library's own cache. Terms of the
 images it was trained on may add to those of its weights."""
 
-LIST_METHODS = Verb(
+LIST_METHODS = Command(
     "List the methods, or the settings of one.",
     "selfadapt methods tent",
     _methods_arguments,
     _methods,
 )
-LIST_MODELS = Verb(
+LIST_MODELS = Command(
     "List the networks by name, and how to address others.",
     "selfadapt models",
     _models_arguments,

@@ -23,7 +23,8 @@ from selfadapt.bench import (
     write_bench,
 )
 from selfadapt.checks import check_number
-from selfadapt.cli.opening import (
+from selfadapt.cli.commands import Command, complete_files, json_argument
+from selfadapt.cli.model_flags import (
     SHIPPED,
     as_list,
     device_argument,
@@ -31,7 +32,6 @@ from selfadapt.cli.opening import (
     named_classes,
     open_models,
 )
-from selfadapt.cli.verbs import Verb, json_argument, names_files
 from selfadapt.data import DATASETS
 from selfadapt.data.check import Report, run_check
 from selfadapt.demo import demo, demo_images
@@ -47,7 +47,7 @@ def _demo_arguments(parser: ArgumentParser) -> None:
     image = parser.add_argument(
         "--image", nargs="+", metavar="IMAGE", help="Images of your own, or folders of them."
     )
-    names_files(image)
+    complete_files(image)
     parser.add_argument(
         "--looks", nargs="+", default=list(TARGETS), help=f"Without --image: {', '.join(TARGETS)}."
     )
@@ -92,7 +92,7 @@ def _demo(args: Namespace) -> int:
 def _check_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("dataset", metavar="DATASET", help=f"One of {', '.join(DATASETS)}.")
     root = parser.add_argument("root", nargs="?", metavar="ROOT", help="The folder it lies in.")
-    names_files(root)
+    complete_files(root)
     parser.add_argument("--split", help="Check this split only.")
     parser.add_argument(
         "--classes", nargs="+", help="Of folder: the name of a class space, or the classes by id."
@@ -176,19 +176,19 @@ def _bench(args: Namespace) -> int:
     return 0
 
 
-DEMO = Verb(
+DEMO = Command(
     "See methods side by side, on built-in streets or your images.",
     "selfadapt demo --image street.jpg --model net.safetensors -o demo",
     _demo_arguments,
     _demo,
 )
-CHECK_DATA = Verb(
+CHECK_DATA = Command(
     "Look through a dataset for what is missing or broken.",
     "selfadapt check-data cityscapes /data/cityscapes -o sheet.png",
     _check_arguments,
     _check_data,
 )
-BENCH = Verb(
+BENCH = Command(
     "Measure what networks and methods take here.",
     "selfadapt bench --sizes 1280x720 -o bench",
     _bench_arguments,

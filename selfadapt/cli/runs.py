@@ -6,10 +6,10 @@ from dataclasses import fields
 
 from jsonargparse import ArgumentParser, Namespace
 
-from selfadapt.cli.verbs import (
-    Verb,
+from selfadapt.cli.commands import (
+    Command,
+    complete_files,
     json_argument,
-    names_files,
     output_arguments,
     recipe_argument,
     shard_argument,
@@ -79,7 +79,7 @@ def _tune(args: Namespace) -> int:
 
 
 def _report_arguments(parser: ArgumentParser) -> None:
-    names_files(parser.add_argument("run", metavar="RUN", help="Folder of an evaluation."))
+    complete_files(parser.add_argument("run", metavar="RUN", help="Folder of an evaluation."))
     output_arguments(parser)
 
 
@@ -89,25 +89,25 @@ def _report(args: Namespace) -> int:
     return 0
 
 
-TRAIN = Verb(
+TRAIN = Command(
     "Train a network on a source domain, or go on with it.",
     "selfadapt train streets-quick -o run",
     _train_arguments,
     _train,
 )
-TUNE = Verb(
+TUNE = Command(
     "Choose the settings of methods on a validation domain.",
     "selfadapt tune streets-quick -o run",
     _evaluate_arguments,
     _tune,
 )
-EVALUATE = Verb(
+EVALUATE = Command(
     "Tune on a validation domain, then score the targets.",
     "selfadapt evaluate streets-quick -o run",
     _evaluate_arguments,
     _evaluate,
 )
-REPORT = Verb(
+REPORT = Command(
     "Write the page, tables and figures of an evaluation.",
     "selfadapt report run -o report",
     _report_arguments,

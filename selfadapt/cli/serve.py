@@ -6,8 +6,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from selfadapt.cli.opening import SHIPPED, model_arguments, open_models
-from selfadapt.cli.verbs import Verb
+from selfadapt.cli.commands import Command
+from selfadapt.cli.model_flags import SHIPPED, model_arguments, open_models
 from selfadapt.demo.run import STREETS
 from selfadapt.optional import need
 
@@ -79,7 +79,7 @@ def _print_address(address: str) -> None:
     print(f"the page is at {address}, Ctrl-C ends it", flush=True)
 
 
-SERVE = Verb(
+SERVE = Command(
     "Serve a web page that adapts to images dropped on it.",
     "selfadapt serve --model net.safetensors",
     _serve_arguments,

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from selfadapt.cli.opening import (
+from selfadapt.cli.commands import (
+    Command,
+    complete_files,
+    json_argument,
+    output_arguments,
+    shard_argument,
+)
+from selfadapt.cli.model_flags import (
     as_list,
     given_settings,
     method_arguments,
@@ -18,13 +25,6 @@ from selfadapt.cli.opening import (
     open_method,
 )
 from selfadapt.cli.progress import Bar
-from selfadapt.cli.verbs import (
-    Verb,
-    json_argument,
-    names_files,
-    output_arguments,
-    shard_argument,
-)
 from selfadapt.devices import refuse_torchrun
 from selfadapt.engine import RECORD_AT
 from selfadapt.forecast import forecast
@@ -59,7 +59,7 @@ def _predict_arguments(parser: ArgumentParser) -> None:
         metavar="IMAGE",
         help="Images, videos, folders of them, or patterns in quotes: 'day*/**/*.png'.",
     )
-    names_files(images)
+    complete_files(images)
     parser.add_argument(
         "--config",
         action=ActionConfigFile,
@@ -188,7 +188,7 @@ def _as_json(summary: Summary, args: Namespace) -> dict[str, Any]:
     }
 
 
-PREDICT = Verb(
+PREDICT = Command(
     "Segment images and videos, by any method.",
     "selfadapt predict street.jpg --model net.safetensors -o masks",
     _predict_arguments,

@@ -16,7 +16,7 @@ from torch import nn
 
 from selfadapt import METHODS, create_method, open_model
 from selfadapt.classfile import SUFFIXES, read_classes
-from selfadapt.cli.verbs import names_files
+from selfadapt.cli.commands import complete_files
 from selfadapt.devices import find_device
 from selfadapt.engine import Fast
 from selfadapt.labels import CLASS_SPACES, Classes, Color, class_space
@@ -79,8 +79,8 @@ def model_arguments(
     weights = parser.add_argument(
         "--weights", action=Collect, metavar="FILE", help="Weights, one for each --model by name."
     )
-    names_files(model)
-    names_files(weights)
+    complete_files(model)
+    complete_files(weights)
     parser.add_argument(
         "--classes", nargs="+", metavar="CLASS",
         help="What they predict: the name of a class space, the names of the classes, their "
