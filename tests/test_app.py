@@ -675,5 +675,5 @@ def test_ctrl_c_ends_a_server_cleanly_while_a_page_is_open(tmp_path: Path) -> No
     finally:
         process.kill()
     assert process.returncode == 0
-    assert err.splitlines() == ["note: all who can reach 0.0.0.0 can use this", "stopped"]
+    assert err.splitlines() == ["note: everyone who can reach 0.0.0.0 can use the app", "stopped"]
     assert list(tmp_path.glob("selfadapt-*")) == []

@@ -21,7 +21,7 @@ from runs import run_cli, start_cli
 from selfadapt.baselines import SaNOnly
 from selfadapt.images import num_pictures, to_pil
 from selfadapt.labels import STREETS_9, class_colors
-from selfadapt.predict.folder import ONCE, PredictFolder
+from selfadapt.predict.folder import SHARED_FILES, PredictFolder
 from selfadapt.predict.inputs import find_inputs
 from selfadapt.predict.legend import heading, text_size
 from selfadapt.predict.outputs import write_result
@@ -55,7 +55,7 @@ def table(folder: Path) -> dict[str, dict[str, str]]:
 
 def pictures(folder: Path) -> dict[str, bytes]:
     paths = (p for p in folder.rglob("*") if p.is_file() and ".predict" not in p.parts)
-    return {str(p.relative_to(folder)): p.read_bytes() for p in paths if p.name not in ONCE}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in paths if p.name not in SHARED_FILES}
 
 
 def wait_for(condition: Callable[[], bool], process: Any) -> None:
@@ -168,7 +168,7 @@ def test_other_settings_are_refused_in_the_same_folder(
     assert run_cli(*command, *flags) == 2
     error = capsys.readouterr().err
     assert all(part in error for part in message.split(".*"))
-    assert "--overwrite to start anew" in error
+    assert "--overwrite to start" in error
     assert pictures(out) == before
     assert run_cli(*command, *flags, "--overwrite") == 0
     if "--outputs" in flags:
@@ -313,7 +313,7 @@ def test_shares_take_names_for_images_that_came_later(photos: Path, tmp_path: Pa
     ("flags", "message"),
     [
         (["--shard", "3/2"], "a shard must be such as 2/4"),
-        (["--shard", "1/2", "--overwrite"], "a share cannot start anew"),
+        (["--shard", "1/2", "--overwrite"], "a share cannot start again"),
         (["--shard", "1/2", "--alpha", "0.3"], "holds a run of predict that differs"),
     ],
 )
@@ -388,7 +388,7 @@ def test_an_output_that_disappears_is_said_so_and_made_again(
 
     monkeypatch.setattr(SaNOnly, "compute", compute)
     assert run_cli("predict", photos, *NET, "-o", out) == 2
-    assert "0.png is gone: does something else change" in capsys.readouterr().err
+    assert "0.png have disappeared: does another program change" in capsys.readouterr().err
     monkeypatch.undo()
     assert run_cli("predict", photos, *NET, "-o", out) == 0
     assert len(list(out.glob("*_label.png"))) == 6
@@ -631,7 +631,7 @@ BAD = {
     "empty settings": (["{photos}", "--config", "{photos}/empty.yaml"], "empty.yaml is empty"),
     "an empty word": (["{photos}", ""], "a word is empty: is a variable of the shell not set?"),
     "an image too late": (["--scales", "0.5", "{photos}/0.png"], "files come before the flags"),
-    "a long name": (["{photos}/" + "x" * 230 + ".png"], "is too long for those of its outputs"),
+    "a long name": (["{photos}/" + "x" * 230 + ".png"], "is too long: the names of its outputs"),
 }
 
 

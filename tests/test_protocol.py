@@ -948,5 +948,5 @@ def test_a_network_with_one_output_is_scored_as_two_classes(place: Place, tmp_pa
 
 
 def test_one_class_alone_cannot_be_scored(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="two classes or more must be scored, got road"):
+    with pytest.raises(ValueError, match="at least two classes must be scored, got road"):
         evaluated(small(place, classes=["road"]), tmp_path / "run")

@@ -431,7 +431,7 @@ def test_a_torn_state_is_said_to_be_torn(
     state.write_bytes(state.read_bytes()[:length])
     said = refused(content, tmp_path, half, capsys)
     assert f"{state} is torn, or no state of a training run" in said
-    assert "use --overwrite to start anew" in said
+    assert "use --overwrite to start" in said
 
 
 @pytest.mark.parametrize("place", [0.01, 0.1, 0.5, 0.9])
@@ -470,7 +470,7 @@ def test_a_run_does_not_go_on_without_the_best_network_so_far(
     damage(kept, change)
     said = refused(content, tmp_path, half, capsys)
     assert f"{kept} is" in said
-    assert "restore it, or use --overwrite to start anew" in said
+    assert "restore it, or use --overwrite to start" in said
 
 
 def damage(path: Path, change: str) -> None:
@@ -536,7 +536,7 @@ def test_a_run_of_another_recipe_is_not_touched(
     assert f"{half} holds a training run that differs" in said
     for part in ("augment.flip: 0.5 -> 0.25", "lr: 0.05 -> 0.5", "seed: 0 -> 3"):
         assert part in said
-    assert "use --overwrite to start anew" in said
+    assert "use --overwrite to start" in said
 
 
 def test_a_run_on_other_images_is_not_touched(

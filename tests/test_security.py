@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import selfadapt
 from runs import run_cli
 from selfadapt.app.gate import EXPIRY_S, MAX_STORAGE_BYTES, has_room
-from selfadapt.cli.progress import Bar
+from selfadapt.cli.progress import ProgressBar
 from selfadapt.data.reading import read_label, read_picture, size_of_file
 from selfadapt.data.tables import CITYSCAPES
 from selfadapt.models.weights import read_weights
@@ -134,7 +134,7 @@ def test_pictures_of_a_report_are_those_of_its_run(file: Any) -> None:
 def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(force_terminal=True, width=80, stderr=True)
     monkeypatch.setattr("selfadapt.cli.progress.Console", lambda **_: console)
-    with console.capture() as shown, Bar("all") as bar:
+    with console.capture() as shown, ProgressBar("all") as bar:
         bar(1, 2, "a[/b].mp4")
     assert "a[/b].mp4" in shown.get()
 

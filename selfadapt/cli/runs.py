@@ -1,4 +1,4 @@
-"""``selfadapt train``, ``tune``, ``evaluate`` and ``report``: runs by recipe."""
+"""``selfadapt train``, ``tune``, ``evaluate`` and ``report``: runs described by a recipe."""
 
 import json
 import sys
@@ -41,12 +41,12 @@ def _evaluate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--retry",
         action="store_true",
-        help="Try images again that could not be segmented, or were other files then.",
+        help="Retry images that failed, or whose files have changed since.",
     )
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="Run code of your own: networks at MODULE:FUNCTION, methods at MODULE:CLASS.",
+        help="Run your own code: networks at MODULE:FUNCTION, methods at MODULE:CLASS.",
     )
     shard_argument(parser)
     json_argument(parser)
@@ -62,16 +62,16 @@ def _evaluate(args: Namespace, *, only_tune: bool = False) -> int:
         retry=args.retry,
         only_tune=only_tune,
         trust=args.trust,
-        say=lambda line: None if args.json else print(line, file=sys.stderr, flush=True),
+        log=lambda line: None if args.json else print(line, file=sys.stderr, flush=True),
         shard=Shard.parse(args.shard),
     )
     results = read_results(folder)
     missing = 0 if only_tune else results.num_missing(read_record(folder)["images"])
     if not args.json:
         return print_summary(results, folder, only_tune=only_tune, missing=missing)
-    found = summary(results)
-    print(json.dumps({"folder": str(folder), "missing": missing, **found}))
-    return 1 if found["failures"] else 0
+    content = summary(results)
+    print(json.dumps({"folder": str(folder), "missing": missing, **content}))
+    return 1 if content["failures"] else 0
 
 
 def _tune(args: Namespace) -> int:
@@ -79,7 +79,9 @@ def _tune(args: Namespace) -> int:
 
 
 def _report_arguments(parser: ArgumentParser) -> None:
-    complete_files(parser.add_argument("run", metavar="RUN", help="Folder of an evaluation."))
+    complete_files(
+        parser.add_argument("run", metavar="RUN", help="Output folder of an evaluation.")
+    )
     output_arguments(parser)
 
 
@@ -90,7 +92,7 @@ def _report(args: Namespace) -> int:
 
 
 TRAIN = Command(
-    "Train a network on a source domain, or go on with it.",
+    "Train a network on a source domain, or continue a run.",
     "selfadapt train streets-quick -o run",
     _train_arguments,
     _train,
@@ -108,7 +110,7 @@ EVALUATE = Command(
     _evaluate,
 )
 REPORT = Command(
-    "Write the page, tables and figures of an evaluation.",
+    "Write an evaluation's report: page, tables and figures.",
     "selfadapt report run -o report",
     _report_arguments,
     _report,

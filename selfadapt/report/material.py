@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import Any, Literal
 
-from selfadapt.protocol.results import Results, Scores
+from selfadapt.protocol.results import DomainScores, Results
 from selfadapt.report.formats import Cell, Grid
 from selfadapt.report.published import Number, find_number, find_swept, is_published, names_of
 
@@ -53,7 +53,7 @@ class Material:
     def grid(
         self,
         labels: Sequence[str],
-        value: Callable[[Scores], float],
+        value: Callable[[DomainScores], float],
         metric: str | None = "mIoU",
         best: Literal["high", "low"] = "high",
     ) -> Grid:

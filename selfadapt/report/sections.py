@@ -13,7 +13,7 @@ from statistics import mean, median
 
 from selfadapt.metrics import Counts, class_ece, ece, iou, reliability
 from selfadapt.protocol.pictures import shown_method
-from selfadapt.protocol.results import Results, Scores
+from selfadapt.protocol.results import DomainScores, Results
 from selfadapt.protocol.statistics import change, interval, worse
 from selfadapt.protocol.tables import failed_table
 from selfadapt.report.figures import curves, histograms, reliability_diagrams, scatter
@@ -118,7 +118,7 @@ def calibration(material: Material) -> Section | None:
     )
 
 
-def _of_counts(error: Callable[[Counts], float], scores: Scores) -> float:
+def _of_counts(error: Callable[[Counts], float], scores: DomainScores) -> float:
     return error(scores.counts)
 
 
