@@ -32,7 +32,7 @@ from selfadapt.journal import Journal
 from selfadapt.protocol import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
 from selfadapt.protocol.domains import Domain
 from selfadapt.protocol.evaluate import Evaluation, Loaded
-from selfadapt.protocol.rows import Key
+from selfadapt.protocol.rows import TrialKey
 from selfadapt.protocol.trials import Trial, trial_of
 from selfadapt.result import Result
 
@@ -95,7 +95,7 @@ def main() -> None:
     models = {"net": create_model(args.model).to(device)}
     sample = Sample("one", Image.fromarray(picture), label)
     alone, added, memory = [], [], []
-    with TemporaryDirectory() as folder, closing(Journal(Path(folder), Key)) as journal:
+    with TemporaryDirectory() as folder, closing(Journal(Path(folder), TrialKey)) as journal:
         run = OneImage(config, domains, models, journal)
         run.loaded = Loaded(sample, image, true)
         for _ in range(2 + args.rounds):

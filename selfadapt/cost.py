@@ -1,4 +1,4 @@
-"""What an image will take on a CPU, from a small piece of noise: time, and memory."""
+"""Estimates of the time and memory for an image on a CPU, measured on a small sample of noise."""
 
 import os
 import time
@@ -11,49 +11,49 @@ from torch import Tensor
 from selfadapt.engine import Network
 from selfadapt.views import size_of
 
-LARGE = 2**20
-"""From so many pixels on it is checked whether there is enough memory."""
-PIECE = 256
-"""Sides of the piece in pixels: a ResNet-50 takes a second or two for it. On a smaller one the deep
-layers of many networks take twice as long for a pixel as on a photograph."""
-ENOUGH, MOST_RUNS = 0.3, 4
-"""Seconds and runs, after either of which no more than two runs are timed. The fastest counts: the
-first one also prepares, and on a busy machine some wait for their turn."""
+LARGE_PIXELS = 2**20
+"""Minimum number of pixels for which the free memory is checked."""
+SAMPLE_SIZE = 256
+"""Height and width of the noise sample: a ResNet-50 takes a second or two for it. On smaller ones,
+the deep layers of many networks take twice as long per pixel as on a photograph."""
+MAX_SECONDS, MAX_RUNS = 0.3, 4
+"""Timing stops after this many seconds or runs, but not before two runs. The fastest run counts,
+since the first one includes warm-up, and others may be slowed down on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one pixel costs a network on this machine."""
+    """Cost of a network per pixel on this machine."""
 
     forward: float
-    """Seconds of a forward pass."""
+    """Seconds for a forward pass."""
     step: float
-    """Seconds of a step, with what is reused."""
+    """Seconds for a step that reuses the frozen layers' outputs."""
     scores: float
-    """Bytes of the class scores."""
+    """Bytes for the class scores."""
     saved: float
-    """Bytes that a step keeps for its backward pass."""
+    """Bytes that a step saves for its backward pass."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an image will take, about."""
+    """Estimated cost of an image."""
 
     seconds: float
     plain_seconds: float
-    """One forward pass of the network as trained."""
+    """Seconds for one forward pass of the network as trained."""
     step_seconds: float
-    """One step of adaptation; 0 for methods that take none."""
+    """Seconds for one step of adaptation; 0 for methods without steps."""
     num_bytes: float
-    """Memory beside the network."""
+    """Memory in addition to the network."""
 
 
 def measure(make: Callable[[], Network], image: Tensor) -> Rates:
     """Measure a network on a small image ``(C, H, W)``.
 
     Args:
-        make: Makes the network, with the parameters that steps tune.
-        image: Noise, of a size the network takes.
+        make: Creates the network with the parameters that steps tune.
+        image: Noise of a size that the network takes.
     """
     network, pixels = make(), image[0].numel()
     saved: dict[int, int] = {}
@@ -65,7 +65,7 @@ def measure(make: Callable[[], Network], image: Tensor) -> Rates:
 
     def seconds(run: Callable[[], object]) -> float:
         times: list[float] = []
-        while len(times) < 2 or (len(times) < MOST_RUNS and sum(times) < ENOUGH):
+        while len(times) < 2 or (len(times) < MAX_RUNS and sum(times) < MAX_SECONDS):
             start = time.perf_counter()
             run()
             times.append(time.perf_counter() - start)
@@ -79,46 +79,45 @@ def measure(make: Callable[[], Network], image: Tensor) -> Rates:
     if network.tuned:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             take_step()
-        step = seconds(take_step)  # the first one has also run what is reused
+        step = seconds(take_step)  # the first step has also computed what later ones reuse
     weights = sum(value.nbytes for value in network.model.parameters())
     kept = max(0, sum(saved.values()) - weights)
     return Rates(forward / pixels, step / pixels, scores[-1].nbytes / pixels, kept / pixels)
 
 
 def estimate(rates: Rates, pixels: float, passes: float, steps: float) -> Estimate:
-    """Return what an image of so many pixels takes, with so many forward passes and steps."""
+    """Return the cost of an image with this number of pixels, forward passes and steps."""
     plain, step = pixels * rates.forward, pixels * rates.step
     kept = 4 * rates.scores + (rates.saved if steps else 0)  # scores, probabilities, their sum
     return Estimate(passes * plain + steps * step, plain, step if steps else 0.0, pixels * kept)
 
 
 def check_memory(image: Tensor, estimate: Callable[[int, int], Estimate], max_pixels: int) -> None:
-    """Raise ValueError where there is not enough memory for a large image on a CPU.
+    """Raise ValueError if there is not enough memory for a large image on a CPU.
 
     Args:
         image: The image ``(C, H, W)``.
-        estimate: Returns what an image of a height and width takes.
-        max_pixels: What images are scaled down to.
+        estimate: Returns the estimated cost for a height and width.
+        max_pixels: Number of pixels that larger images are scaled down to.
     """
-    if image.is_cuda or image[0].numel() < LARGE:
+    if image.is_cuda or image[0].numel() < LARGE_PIXELS:
         return
     height, width = size_of(image)
     try:
         needed = estimate(height, width).num_bytes
-    except Exception:  # it may take no small image
+    except Exception:  # the network may not take small images
         return
     free = free_memory()
     if free is not None and needed > free:
-        gigabytes, left = f"{needed / 2**30:.1f} GB", f"{free / 2**30:.1f} GB"
         raise ValueError(
-            f"an image of {width}x{height} pixels takes about {gigabytes} with this network and "
-            f"method, and {left} are free; lower max_pixels, which is {max_pixels}, or take a "
-            "method of one pass, such as san"
+            f"an image of {width}x{height} pixels needs about {_size_text(needed)} of memory with "
+            f"this network and method, but {_size_text(free)} are free; lower max_pixels, which is "
+            f"{max_pixels}, or use a method with a single pass, such as san"
         )
 
 
 def free_memory() -> int | None:
-    """Return how many bytes of memory are free, where the system says so."""
+    """Return the free memory in bytes; None if the system does not tell."""
     try:
         with open("/proc/meminfo") as file:
             sizes = dict(line.split(":", 1) for line in file)
@@ -131,8 +130,19 @@ def free_memory() -> int | None:
         return None
 
 
+def _size_text(num_bytes: float) -> str:
+    """Return a memory size in MB, from 1 GB on in GB.
+
+    Example:
+        >>> _size_text(40 * 2**20), _size_text(1.5 * 2**30)
+        ('40 MB', '1.5 GB')
+    """
+    megabytes = num_bytes / 2**20
+    return f"{megabytes:.0f} MB" if megabytes < 1024 else f"{megabytes / 1024:.1f} GB"
+
+
 def duration(seconds: float) -> str:
-    """Return a time as people say it.
+    """Return a duration as text, rounded to a suitable unit.
 
     Example:
         >>> duration(0.25), duration(21.4), duration(480)

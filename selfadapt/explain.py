@@ -1,4 +1,4 @@
-"""What a method does with a network on this device, and why, in words."""
+"""Explanation of what a method does with a network on its device, and why."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 SHORTCUTS = {
     "reuse": "frozen layers run once for all steps",
-    "san_batchnorm": "SaN by PyTorch's own BatchNorm kernels",
+    "san_batchnorm": "SaN with PyTorch's BatchNorm kernels",
     "precision": "16-bit numbers",
-    "channels_last": "channels of a pixel together in memory",
-    "kernels": "normalisation, sums and ReLU in one pass; the loss before upsampling",
+    "channels_last": "channels-last memory format",
+    "kernels": "fused kernels: normalisation, sums and ReLU; the loss before upsampling",
     "batches": "views of one size run together",
-    "graphs": "an image is recorded and replayed for the next of its size",
+    "graphs": "CUDA graphs, recorded for an image and replayed for the next of its size",
 }
 
 
@@ -29,7 +29,7 @@ class Explanation:
     title: str
     topics: dict[str, str]
     shortcuts: dict[str, str]
-    """Why a shortcut does not run; empty where it does."""
+    """Reason why each shortcut does not run; empty if it runs."""
 
     def __str__(self) -> str:
         lines = [self.title]
@@ -44,7 +44,7 @@ class Explanation:
 
 
 def explain(method: Method) -> Explanation:
-    """Return which layers a method adapts and why, what is assumed, and which shortcuts run."""
+    """Explain which layers a method adapts, what is assumed, and which shortcuts run."""
     model, interface, plan = method.model, method.interface, method.engine.plan()
     device = method.engine.device
     settings = {
@@ -62,7 +62,7 @@ def explain(method: Method) -> Explanation:
         share = f"{tuned / 1e6:.2f} of {sum(sizes.values()) / 1e6:.2f} million weights"
         topics["adapts"] = f"{share}; {method.selection.reason}"
     mixes = any(method.san.converted.values()) or not method.san.converted
-    topics["SaN"] = str(method.san) if mixes else "alpha 0: the statistics of training alone"
+    topics["SaN"] = str(method.san) if mixes else "alpha 0: only the training statistics"
     if views := getattr(method, "views", None):
         topics["views"] = ", ".join(map(str, views))
     topics["input"] = (
@@ -70,17 +70,19 @@ def explain(method: Method) -> Explanation:
         f"std {interface.std}{' (assumed)' if method.is_normalisation_assumed else ''}"
     )
     if interface.size is not None:
-        size = f"resized to {interface.size[1]}x{interface.size[0]}, the only size it takes"
+        size = (
+            f"resized to {interface.size[1]}x{interface.size[0]}, the only size the network takes"
+        )
     elif max(interface.divisor or 1, interface.minimum or 1) > 1:
         size = f"padded to multiples of {interface.divisor}, at least {interface.minimum}"
     else:
         size = "any size"
     topics["sizes"] = f"{size}; more than {method.max_pixels} pixels are scaled down"
     topics |= method.topics()
-    names = {torch.float16: "fp16", torch.bfloat16: "bf16", None: _own_precision(device)}
+    names = {torch.float16: "fp16", torch.bfloat16: "bf16", None: _caller_precision(device)}
     topics["computes in"] = f"{names[plan.predict]} to predict, {names[plan.adapt]} in steps"
     if method.engine.notes:
-        topics["gave up"] = "; ".join(method.engine.notes)
+        topics["fell back"] = "; ".join(method.engine.notes)
     shortcuts = {
         name: method.engine.fallbacks.get(name, plan.reasons.get(name, "")) for name in SHORTCUTS
     }
@@ -90,7 +92,8 @@ def explain(method: Method) -> Explanation:
     return Explanation(title, topics, shortcuts)
 
 
-def _own_precision(device: torch.device) -> str:
+def _caller_precision(device: torch.device) -> str:
+    """Return the precision without a shortcut: that of the caller's autocast, or fp32."""
     if device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type):
         return f"{torch.get_autocast_dtype(device.type)} (the caller's autocast)".removeprefix(
             "torch."

@@ -1,4 +1,4 @@
-"""What a run will take on a CPU, said before it begins, and what would be faster."""
+"""Forecast of the time of a run on a CPU, with settings that would be faster."""
 
 import copy
 from collections import Counter
@@ -7,23 +7,23 @@ from typing import Any
 
 import torch
 
-from selfadapt.cost import PIECE, duration
+from selfadapt.cost import SAMPLE_SIZE, duration
 from selfadapt.methods import Segments
 from selfadapt.views import Size
 
-LONG = 10.0
-"""Seconds an image from which on it is said what would be faster."""
+SLOW_IMAGE_S = 10.0
+"""Seconds per image from which on faster settings are suggested."""
 FEW_STEPS = 3
-LEAST_PIXELS = 100_000
-"""An image is not to be made smaller than this: little would be seen on it."""
-WORTH_IT = 0.75
-"""The most of the time that what is called faster may take."""
+MIN_PIXELS = 100_000
+"""Minimum number of pixels for suggestions: smaller images lose too much detail."""
+MAX_TIME_RATIO = 0.75
+"""Maximum time of a suggestion relative to the current settings."""
 
 
 def image_seconds(method: Segments, size: Size) -> float | None:
-    """Return what an image will take, about; None where that is not known.
+    """Return the estimated seconds for an image; None if unknown.
 
-    On a GPU the first images are slow and all others fast, and some networks take no small image.
+    On a GPU only the first images are slow, and some networks do not take the small sample.
     """
     members: tuple[Any, ...] = getattr(method, "members", (method,))
     parameter = next(members[0].model.parameters(), torch.empty(0))
@@ -31,7 +31,7 @@ def image_seconds(method: Segments, size: Size) -> float | None:
         return None
     try:
         estimate = method.estimate(*size)  # type: ignore[attr-defined]
-    except Exception:  # of the network, which is said where an image is segmented
+    except Exception:  # of the network; it is reported when an image is segmented
         return None
     budget_ms = getattr(method, "budget_ms", None)
     if budget_ms is None:
@@ -40,25 +40,32 @@ def image_seconds(method: Segments, size: Size) -> float | None:
 
 
 def is_short(sizes: Mapping[Size, float]) -> bool:
-    """Return True for so few pixels that measuring would take as long as the run."""
-    return sum(height * width * number for (height, width), number in sizes.items()) < PIECE**2
+    """Return True if measuring would take as long as a run on these images."""
+    return (
+        sum(height * width * number for (height, width), number in sizes.items()) < SAMPLE_SIZE**2
+    )
 
 
 def total_seconds(method: Segments, sizes: Mapping[Size, float]) -> float | None:
-    """Return what so many images of some sizes will take, about; None where that is not known."""
+    """Return the estimated seconds for images, given their number by size; None if unknown."""
     if is_short(sizes):
         return None
-    times = [(image_seconds(method, size), number) for size, number in sizes.items()]
-    return None if None in dict(times) else sum((each or 0.0) * number for each, number in times)
+    total = 0.0
+    for size, number in sizes.items():
+        seconds = image_seconds(method, size)
+        if seconds is None:
+            return None
+        total += seconds * number
+    return total
 
 
 def forecast(name: str, method: Segments, sizes: Mapping[Size, float]) -> list[str]:
-    """Return lines on what a run will take, and on what would be faster where an image takes long.
+    """Return a line on the time of a run, and one on faster settings if an image takes long.
 
     Args:
         name: The method's name.
         method: The method.
-        sizes: How many images there are of each size.
+        sizes: Number of images of each size.
     """
     total = total_seconds(method, sizes)
     if total is None:
@@ -71,8 +78,8 @@ def forecast(name: str, method: Segments, sizes: Mapping[Size, float]) -> list[s
     )
     if num_images > 1:
         text += f", all {num_images} take about {duration(total)}"
-    ways = faster(method, (height, width)) if seconds > LONG else {}
-    quick = {way: time for way, time in ways.items() if time < WORTH_IT * seconds}
+    ways = faster(method, (height, width)) if seconds > SLOW_IMAGE_S else {}
+    quick = {way: time for way, time in ways.items() if time < MAX_TIME_RATIO * seconds}
     if not quick:
         return [text]
     listed = ", ".join(f"{way} ({duration(time)} an image)" for way, time in quick.items())
@@ -80,9 +87,9 @@ def forecast(name: str, method: Segments, sizes: Mapping[Size, float]) -> list[s
 
 
 def faster(method: Segments, size: Size) -> dict[str, float]:
-    """Return flags that make a method faster, and what an image of a size takes with them."""
+    """Return flags that make a method faster, with the seconds for an image of this size."""
     if getattr(method, "budget_ms", None) is not None or not hasattr(method, "max_pixels"):
-        return {}  # it is in time, or an ensemble
+        return {}  # it keeps a time budget, or it is an ensemble
     height, width = size
     estimate = method.estimate(height, width)  # type: ignore[attr-defined]
     ways = {"--method san": estimate.plain_seconds}
@@ -91,7 +98,7 @@ def faster(method: Segments, size: Size) -> dict[str, float]:
         short.steps = FEW_STEPS
         ways[f"--steps {FEW_STEPS}"] = short.estimate(height, width).seconds
     fewer = min(height * width, method.max_pixels) // 4
-    if getattr(method, "mode", "") == "paper" and fewer >= LEAST_PIXELS:
+    if getattr(method, "mode", "") == "paper" and fewer >= MIN_PIXELS:
         shrunk = (fewer / (height * width)) ** 0.5
         smaller = round(height * shrunk), round(width * shrunk)
         time = method.estimate(*smaller).seconds  # type: ignore[attr-defined]

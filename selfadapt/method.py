@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from selfadapt.checks import check_number
 from selfadapt.computed import DIVERGED, VIEWS_NOT_FINITE, Computed, is_finite
-from selfadapt.cost import PIECE, Estimate, Rates, check_memory, estimate, measure
+from selfadapt.cost import SAMPLE_SIZE, Estimate, Rates, check_memory, estimate, measure
 from selfadapt.dropout import random_state, seeded
 from selfadapt.engine import Engine, Fast, Network, as_fast
 from selfadapt.explain import Explanation, explain
@@ -216,7 +216,7 @@ class Method(ABC):
         if self._rates is None:
             with torch.inference_mode(False), torch.no_grad(), seeded(0, self.engine.device):
                 noise = torch.rand(
-                    self.interface.channels or 3, *accepted_size(self.interface, PIECE)
+                    self.interface.channels or 3, *accepted_size(self.interface, SAMPLE_SIZE)
                 )
                 make = partial(self.engine.network, self.san, self._tuned)
                 self._rates = measure(make, self._load(noise, normalized=False))

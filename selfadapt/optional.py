@@ -6,7 +6,7 @@ from types import ModuleType
 
 PROTECTIONS = re.compile(
     "trust_remote_code|weights_only|safe_globals|allow_pickle|MAX_IMAGE_PIXELS|"
-    "LOAD_TRUNCATED_IMAGES|unsafe_"
+    "LOAD_TRUNCATED_IMAGES|unsafe_|import_path_allowlist"
 )
 """Options of libraries that protect against code execution and memory exhaustion."""
 

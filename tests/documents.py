@@ -14,7 +14,8 @@ import torch
 
 import selfadapt
 from conftest import random_image
-from selfadapt.cli import _parser, _with_recipe, main
+from selfadapt.cli import main, make_parser
+from selfadapt.cli.arguments import expand_recipe
 from selfadapt.images import to_pil
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +57,7 @@ def run_commands(page: Path) -> None:
     """Run the commands of a page in the working folder."""
     for words in commands(page):
         if words[0] in ENDLESS:
-            _parser().parse_args(_with_recipe(words))
+            make_parser().parse_args(expand_recipe(words))
             continue
         with pytest.raises(SystemExit) as caught:
             main(words if "--image" in words else words + SHORT.get(words[0], []))

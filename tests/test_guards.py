@@ -17,7 +17,7 @@ from selfadapt.baselines import SaNOnly
 from selfadapt.files import file_name
 from selfadapt.journal import Journal, read_rows
 from selfadapt.protocol.recipe import DomainConfig, MethodConfig
-from selfadapt.protocol.rows import Key
+from selfadapt.protocol.rows import TrialKey
 from selfadapt.protocol.statistics import worse
 
 
@@ -51,7 +51,7 @@ def test_other_files_under_the_same_names_are_noticed(
         flipped = ImageOps.flip(picture)
     flipped.save(path, compress_level=1)
     assert evaluate(small(mine), tmp_path / "run") == 2
-    assert "01 of dim or its label is another file" in refused(capsys)
+    assert "01 of dim or its label has changed" in refused(capsys)
     assert (tmp_path / "run" / "record.json").read_text() == before
     assert evaluate(small(mine), tmp_path / "run", "--overwrite") == 0
 
@@ -71,7 +71,7 @@ def test_a_file_that_was_another_one_for_a_time_can_be_retried(
     assert evaluate(content, run) == 0
     path.write_bytes(good)
     assert evaluate(content, run) == 2
-    assert "put it back, use --retry to segment it as it is now" in refused(capsys)
+    assert "restore the file, use --retry to segment the new one" in refused(capsys)
     assert evaluate(content, run, "--retry") == 0
     assert evaluate(content, run) == 0
     assert evaluate(content, tmp_path / "fresh") == 0
@@ -100,7 +100,7 @@ def test_settings_that_are_not_the_best_are_not_reported(
     chosen["san"]["chosen"]["alpha"] = 0.3 if good == 0 else 0.0
     (run / "chosen.json").write_text(json.dumps(chosen))
     assert run_cli("report", run, "-o", tmp_path / "report") == 2
-    assert "that the best was chosen" in refused(capsys)
+    assert "the best must be chosen" in refused(capsys)
     assert evaluate(small(place), run) == 0
     assert json.loads((run / "chosen.json").read_text())["san"]["chosen"]["alpha"] == good
     assert run_cli("report", run, "-o", tmp_path / "report") == 0
@@ -117,7 +117,7 @@ def test_a_failure_on_a_target_is_none_of_the_tuning(place: Place, tmp_path: Pat
 
 
 def test_the_clock_decides_nothing() -> None:
-    with pytest.raises(ValueError, match="the clock says how many steps are taken"):
+    with pytest.raises(ValueError, match="the number of steps depends on the speed"):
         MethodConfig(method="self-adapt", settings={"budget_ms": 50})
 
 
@@ -237,7 +237,7 @@ def test_no_image_is_no_share() -> None:
 def test_a_line_that_is_put_right_meanwhile_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal(tmp_path, Key)
+    journal = Journal(tmp_path, TrialKey)
     journal.write({"domain": "a", "image": "b", "trial": "c"})
     journal.close()
     path = tmp_path / "0000.jsonl"
@@ -252,7 +252,7 @@ def test_a_line_that_is_put_right_meanwhile_is_read_again(
         return file
 
     monkeypatch.setattr(Path, "open", mended)
-    assert list(read_rows(tmp_path, Key)) == [Key("a", "b", "c")]
+    assert list(read_rows(tmp_path, TrialKey)) == [TrialKey("a", "b", "c")]
 
 
 NETWORK = """
@@ -282,7 +282,7 @@ def test_a_network_of_ones_own_is_evaluated_with_trust(
     assert evaluate(content, tmp_path / "run") == 2
     assert "--trust" in refused(capsys)
     assert evaluate({**content, "trust": True}, tmp_path / "run") == 2
-    assert "that is for the command line alone" in refused(capsys)
+    assert "only the command line may" in refused(capsys)
     assert evaluate(content, tmp_path / "run", "--trust") == int(fails)
     if fails:
         failed = (tmp_path / "run/tables/failed.csv").read_text()

@@ -41,8 +41,8 @@ from selfadapt.journal import Journal, read_rows
 from selfadapt.method import Method
 from selfadapt.models.checkpoint import load_model, save_model
 from selfadapt.models.create import create_model
-from selfadapt.protocol.folder import RunFolder
-from selfadapt.protocol.rows import Key
+from selfadapt.protocol.folder import EvaluationFolder
+from selfadapt.protocol.rows import TrialKey
 from selfadapt.result import Result
 from selfadapt.runs import Shard
 
@@ -53,8 +53,8 @@ def row(image: str, **more: Any) -> dict[str, Any]:
     return {"domain": "a", "image": image, "trial": "t", "gaps": [1, 2], **more}
 
 
-def key(image: str) -> Key:
-    return Key("a", image, "t")
+def key(image: str) -> TrialKey:
+    return TrialKey("a", image, "t")
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 
 def written(folder: Path, *given: dict[str, Any], rank: int = 0) -> Path:
     """Write a journal, and return its file."""
-    journal = Journal(folder, Key, rank)
+    journal = Journal(folder, TrialKey, rank)
     for one in given:
         journal.write(one)
     journal.close()
@@ -79,8 +79,8 @@ def test_rows_are_read_as_they_were_written(folder: Path) -> None:
     given = [row("1"), row("2", error="no such file"), row("ü ☂\n3", gaps=[2**60])]
     written(folder, *given[:2])
     written(folder, given[2], rank=3)
-    assert list(read_rows(folder, Key).values()) == given
-    journal = Journal(folder, Key)
+    assert list(read_rows(folder, TrialKey).values()) == given
+    journal = Journal(folder, TrialKey)
     assert journal.done == {key("1"): True, key("2"): False, key("ü ☂\n3"): True}
     assert list(journal.rows(lambda key: key.image == "1")) == [key("1")]
     journal.close()
@@ -92,8 +92,8 @@ def test_a_torn_last_line_is_dropped(folder: Path, left: int) -> None:
     whole = path.read_bytes()
     start = whole.index(b"\n") + 1
     path.write_bytes(whole[:start] + whole[start:][:left])
-    assert list(read_rows(folder, Key)) == [key("1")]
-    journal = Journal(folder, Key)
+    assert list(read_rows(folder, TrialKey)) == [key("1")]
+    journal = Journal(folder, TrialKey)
     assert list(journal.done) == [key("1")]
     journal.write(row("2"))
     journal.close()
@@ -105,7 +105,7 @@ def test_a_torn_line_of_another_process_is_left_to_it(folder: Path) -> None:
     path = written(folder, row("1"), row("2"), rank=1)
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
-    journal = Journal(folder, Key, rank=0)
+    journal = Journal(folder, TrialKey, rank=0)
     assert list(journal.done) == [key("1")]
     assert path.read_bytes() == whole[:-5]
     path.write_bytes(whole)
@@ -126,9 +126,9 @@ def test_a_damaged_line_is_refused_by_name(folder: Path, line: int, place: int) 
     path.write_bytes(b"".join(lines))
     before = path.read_bytes()
     with pytest.raises(ValueError, match=r"0000\.jsonl"):
-        Journal(folder, Key)
+        Journal(folder, TrialKey)
     with pytest.raises(ValueError, match=r"0000\.jsonl"):
-        read_rows(folder, Key)
+        read_rows(folder, TrialKey)
     assert path.read_bytes() == before
 
 
@@ -139,16 +139,16 @@ def test_a_journal_that_was_refused_lets_go_of_its_file(folder: Path) -> None:
     path.write_bytes(b"x" + whole)
     for _ in range(2):
         with pytest.raises(ValueError, match="is damaged: its checksum differs"):
-            Journal(folder, Key)
+            Journal(folder, TrialKey)
     path.write_bytes(whole)
-    Journal(folder, Key).close()
+    Journal(folder, TrialKey).close()
 
 
 def test_a_line_that_is_there_twice_counts_once(folder: Path) -> None:
     path = written(folder, row("1"), row("2"))
     path.write_bytes(path.read_bytes() * 3)
     shutil.copy(path, folder / "0007.jsonl")
-    assert list(read_rows(folder, Key)) == [key("1"), key("2")]
+    assert list(read_rows(folder, TrialKey)) == [key("1"), key("2")]
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 0), (0, 0)])
@@ -157,8 +157,8 @@ def test_a_failure_gives_way_to_a_success_wherever_it_is(
 ) -> None:
     written(folder, row("1", error="torn"), rank=ranks[0])
     written(folder, row("1"), rank=ranks[1])
-    assert read_rows(folder, Key) == {key("1"): row("1")}
-    journal = Journal(folder, Key)
+    assert read_rows(folder, TrialKey) == {key("1"): row("1")}
+    journal = Journal(folder, TrialKey)
     assert journal.done == {key("1"): True}
     journal.forget_errors()
     assert journal.done == {key("1"): True}
@@ -166,17 +166,17 @@ def test_a_failure_gives_way_to_a_success_wherever_it_is(
 
 
 def test_one_process_at_a_time_writes_to_a_file(folder: Path) -> None:
-    first = Journal(folder, Key)
+    first = Journal(folder, TrialKey)
     with pytest.raises(ValueError, match=r"another process writes to .*0000\.jsonl"):
-        Journal(folder, Key)
-    second = Journal(folder, Key, rank=1)
+        Journal(folder, TrialKey)
+    second = Journal(folder, TrialKey, rank=1)
     second.write(row("2"))
     first.write(row("1"))
     first.refresh()
     assert set(first.done) == {key("1"), key("2")}
     first.close()
     second.close()
-    Journal(folder, Key).close()
+    Journal(folder, TrialKey).close()
 
 
 def test_a_row_that_is_written_in_pieces_is_whole(
@@ -187,7 +187,7 @@ def test_a_row_that_is_written_in_pieces_is_whole(
     monkeypatch.setattr(journal_module.os, "write", lambda file, text: real(file, text[:7]))
     written(folder, row("1"), row("2"))
     monkeypatch.undo()
-    assert list(read_rows(folder, Key)) == [key("1"), key("2")]
+    assert list(read_rows(folder, TrialKey)) == [key("1"), key("2")]
 
 
 @pytest.mark.parametrize("room", [0, 1, 12])
@@ -196,7 +196,7 @@ def test_a_full_disk_keeps_the_rows_before(
 ) -> None:
     """It fills up within a row."""
     path = written(folder, row("1"), row("2"))
-    journal = Journal(folder, Key)
+    journal = Journal(folder, TrialKey)
     real = os.write
     left = [room]
 
@@ -213,9 +213,9 @@ def test_a_full_disk_keeps_the_rows_before(
     assert key("3") not in journal.done
     journal.close()
     monkeypatch.undo()
-    assert list(read_rows(folder, Key)) == [key("1"), key("2")]
+    assert list(read_rows(folder, TrialKey)) == [key("1"), key("2")]
     written(folder, row("3"))
-    assert list(read_rows(folder, Key)) == [key("1"), key("2"), key("3")]
+    assert list(read_rows(folder, TrialKey)) == [key("1"), key("2"), key("3")]
     assert path.read_bytes().count(b"\n") == 3
 
 
@@ -224,13 +224,13 @@ def test_a_journal_keeps_no_row_in_memory(folder: Path) -> None:
     tracemalloc.start()
     try:
         start, _ = tracemalloc.get_traced_memory()
-        journal = Journal(folder, Key)
+        journal = Journal(folder, TrialKey)
         for number in range(50):
             journal.write(row(str(number), confusion=[10**9 + number] * 3600))
         journal.refresh()
         held, _ = tracemalloc.get_traced_memory()
         journal.close()
-        again = Journal(folder, Key)
+        again = Journal(folder, TrialKey)
         held_again, _ = tracemalloc.get_traced_memory()
         again.close()
     finally:
@@ -247,7 +247,7 @@ def test_opening_a_journal_takes_little_memory(folder: Path) -> None:
     path.write_bytes(path.read_bytes() * 50)
     tracemalloc.start()
     try:
-        Journal(folder, Key).close()
+        Journal(folder, TrialKey).close()
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -386,7 +386,7 @@ def test_two_processes_killed_five_times_come_to_the_same_tables(
     assert process.exitcode == 0, log.read_text()
     assert tables_of(run) == tables_of(single)
     assert len(list((run / "rows").glob("*.jsonl"))) == 2
-    assert len(read_rows(run / "rows", Key)) == len(read_rows(single / "rows", Key))
+    assert len(read_rows(run / "rows", TrialKey)) == len(read_rows(single / "rows", TrialKey))
     assert (run / "chosen.json").read_bytes() == (single / "chosen.json").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Method, "__call__", failing)
@@ -432,7 +432,7 @@ def test_the_last_share_writes_tables_while_another_is_only_waiting(
     """Nobody writes tables as long as another share may still add rows."""
     run = tmp_path / "run"
     evaluated(small(place), run, shard=Shard(1, 2))
-    store = RunFolder(run, Shard(3, 4))
+    store = EvaluationFolder(run, Shard(3, 4))
     store.open(json.loads((run / "record.json").read_text())["identity"])
     evaluated(small(place), run, shard=Shard(2, 2))
     assert not (run / "tables").exists()
@@ -463,7 +463,7 @@ def test_a_share_is_done_by_one_process_at_a_time(
     place: Place, whole: Path, tmp_path: Path, capsys: Any
 ) -> None:
     run = copied(whole, tmp_path / "run")
-    journal = Journal(run / "rows", Key, 1)
+    journal = Journal(run / "rows", TrialKey, 1)
     assert "another process writes to" in refused(small(place), run, capsys, "--shard", "2/2")
     journal.close()
     file = locked(run)  # by one that does all
@@ -488,7 +488,7 @@ def test_an_evaluation_of_an_earlier_version_is_refused(
     (run / "record.json").write_text(json.dumps({**record, "format": "selfadapt evaluation 1"}))
     said = refused(small(place), run, capsys)
     assert "got 'selfadapt evaluation 1', of another version" in said
-    assert "use --overwrite to start anew" in said
+    assert "use --overwrite to start" in said
     assert cli(small(place), run, "--overwrite") == 0
     assert tables_of(run) == tables_of(whole)
 
@@ -629,7 +629,7 @@ def test_a_run_of_something_else_is_not_touched(
     change(content, place, tmp_path)
     said = refused(content, run, capsys)
     assert f"{run} holds an evaluation that differs" in said
-    assert "--overwrite to start anew" in said
+    assert "--overwrite to start" in said
     with pytest.raises(ValueError, match=word):
         raise ValueError(said)
 
@@ -873,7 +873,7 @@ def test_a_run_can_stop_at_an_image_that_cannot_be_read(
     said = err.splitlines()[-1]
     assert "dim, 01: " in said
     assert "01.png" in said
-    assert "what was done before is kept" in said
+    assert "finished rows are kept" in said
     kept = num_rows(run)
     assert kept == 3 * 3 + 2
     path.write_bytes(good)
@@ -1000,7 +1000,7 @@ def test_what_goes_on_after_a_stop_is_said_without_overwriting(
     monkeypatch.setattr(Journal, "write", stop)
     assert cli(small(place), tmp_path / "run", "--overwrite") == 130
     said = capsys.readouterr().err
-    assert "the same command without --overwrite goes on from there" in said
+    assert "run the same command without --overwrite to continue" in said
 
 
 def test_the_change_is_over_the_images_that_both_have(

@@ -20,7 +20,7 @@ from selfadapt.images import Image, load_image, read_image, to_pil
 from selfadapt.labels import class_colors, class_names
 from selfadapt.predict import DEFAULT, Segmented, masks_of, predict, write_result
 from selfadapt.predict import stream as module
-from selfadapt.predict.stream import AHEAD, WAITING
+from selfadapt.predict.stream import MAX_PENDING, READ_AHEAD
 from selfadapt.result import ResizedMap, Result
 
 KINDS = ("label", "color", "overlay", "confidence")
@@ -236,8 +236,10 @@ def test_reading_and_writing_are_bounded(
     monkeypatch.setattr(module, "read_image", read)
     monkeypatch.setattr(module, "write_result", write)
     list(predict(Watched(method, count), images, bases))
-    assert max(prefetch) <= AHEAD + readers + 1  # that which the network gets next is one of them
-    assert 1 < max(unwritten) <= WAITING
+    assert (
+        max(prefetch) <= READ_AHEAD + readers + 1
+    )  # that which the network gets next is one of them
+    assert 1 < max(unwritten) <= MAX_PENDING
 
 
 def test_what_waits_holds_no_probabilities(
@@ -263,7 +265,7 @@ def test_the_next_images_are_read_while_the_network_works(
         return read_image(path)
 
     def wait(number: int) -> None:
-        for path in images[number : number + AHEAD + 1]:
+        for path in images[number : number + READ_AHEAD + 1]:
             assert events[path].wait(timeout=10)
 
     monkeypatch.setattr(module, "read_image", read)
@@ -325,7 +327,7 @@ def test_closing_early_leaves_whole_files_and_no_thread(
     results.close()
     assert set(threading.enumerate()) <= before
     assert whole(bases[0].parent)
-    assert 4 * number <= len(contents(bases[0].parent)) <= 4 * (number + WAITING)
+    assert 4 * number <= len(contents(bases[0].parent)) <= 4 * (number + MAX_PENDING)
 
 
 def test_ctrl_c_in_the_method_leaves_whole_files_and_no_thread(

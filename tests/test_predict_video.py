@@ -22,7 +22,7 @@ from selfadapt.images import to_pil
 from selfadapt.predict.folder import PredictFolder
 from selfadapt.predict.frames import VideoWork
 from selfadapt.predict.legend import heading, text_size
-from selfadapt.predict.video import Reading, read_frames
+from selfadapt.predict.video import VideoInfo, read_frames
 
 NET = ("--model", "streets", "--method", "san", "--device", "cpu")
 CODECS = {".mp4": "libx264", ".mov": "mpeg4", ".avi": "mpeg4", ".mkv": "ffv1", ".webm": "libvpx"}
@@ -222,10 +222,10 @@ def test_a_video_that_breaks_off_is_made_of_what_is_there(tmp_path: Path, capsys
     whole = write_video(tmp_path / "whole.mkv", frames=20).read_bytes()
     video = tmp_path / "film.mkv"
     video.write_bytes(whole[: len(whole) // 2])
-    reading = Reading()
-    num_frames = len(list(read_frames(video, reading)))
+    info = VideoInfo()
+    num_frames = len(list(read_frames(video, info)))
     assert 0 < num_frames < 20
-    assert "it may be cut off or damaged" in (reading.trouble or "")
+    assert "it may be cut off or damaged" in (info.error or "")
     assert run_cli("predict", video, *NET, "-o", tmp_path / "out") == 1
     assert len(frames_of(tmp_path / "out" / "film_overlay.mp4")[1]) == num_frames
     assert row_of(tmp_path / "out")["frames"] == str(num_frames)

@@ -457,7 +457,7 @@ def test_a_damaged_record_of_a_training_run_is_refused(
         (run / "recipe.json").write_text(content)
         assert run_cli("evaluate", path, "-o", tmp_path / "run") == 2
         err = capsys.readouterr().err
-        assert "is not what a training run writes" in err
+        assert "is not the recipe of a training run" in err
         assert "Traceback" not in err
 
 

@@ -378,7 +378,7 @@ def test_a_run_that_is_asked_to_stop_saves_its_state(
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130
-    assert "stopped; what has been written is complete" in err
+    assert "stopped; all written files are complete" in err
     assert "Traceback" not in err
     state, _ = read_state(run / "state.safetensors")
     assert 3 <= state.step < STEPS
@@ -536,7 +536,7 @@ def test_a_run_of_another_recipe_is_not_touched(
     assert f"{half} holds a training run that differs" in said
     for part in ("augment.flip: 0.5 -> 0.25", "lr: 0.05 -> 0.5", "seed: 0 -> 3"):
         assert part in said
-    assert "use --overwrite to start anew" in said
+    assert "use --overwrite to start" in said
 
 
 def test_a_run_on_other_images_is_not_touched(

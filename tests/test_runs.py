@@ -130,7 +130,7 @@ def test_a_run_may_lie_among_other_files_in_a_folder_of_its_own(tmp_path: Path) 
 def test_a_record_that_cannot_be_is_refused(run: Path, text: str, reason: str) -> None:
     (run / "record.json").write_text(text)
     before = files_of(run)
-    with pytest.raises(ValueError, match="use --overwrite to start anew") as caught:
+    with pytest.raises(ValueError, match="use --overwrite to start") as caught:
         opened(run)
     assert reason in str(caught.value)
     assert files_of(run) == before
@@ -239,7 +239,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_a_share_does_not_start_anew(run: Path) -> None:
     before = files_of(run)
-    with pytest.raises(ValueError, match="a share cannot start anew"):
+    with pytest.raises(ValueError, match="a share cannot start again"):
         Store(run, Shard(1, 2)).open(IDENTITY, overwrite=True)
     assert files_of(run) == before
 

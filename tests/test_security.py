@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import selfadapt
 from runs import run_cli
 from selfadapt.app.gate import EXPIRY_S, MAX_STORAGE_BYTES, has_room
-from selfadapt.cli.progress import Bar
+from selfadapt.cli.progress import ProgressBar
 from selfadapt.data.reading import read_image_size, read_label, read_picture
 from selfadapt.data.tables import CITYSCAPES
 from selfadapt.models.weights import read_weights
@@ -36,14 +36,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("model: 'evil:net'\ntrust: true\n", "must not say 'trust'"),
-        ("config: other.yaml\n", "must not say 'config'"),
+        ("model: 'evil:net'\ntrust: true\n", "must not set 'trust'"),
+        ("config: other.yaml\n", "must not set 'config'"),
         ("model: 'evil:net'\n", "trust"),
     ],
 )
-def test_a_file_of_settings_does_not_trust_itself(
-    text: str, said: str, here: Path, capsys: Any
-) -> None:
+def test_a_settings_file_cannot_set_trust(text: str, said: str, here: Path, capsys: Any) -> None:
     (here / "other.yaml").write_text("model: 'evil:net'\ntrust: true\n")
     (here / "c.yaml").write_text(text + "output: out\n")
     assert run_cli("predict", "x.png", "--config", "c.yaml") == 2
@@ -52,12 +50,10 @@ def test_a_file_of_settings_does_not_trust_itself(
 
 
 @pytest.mark.parametrize("flag", ["--config={}", "--config {}"])
-def test_settings_in_the_place_of_their_file_are_refused(
-    flag: str, here: Path, capsys: Any
-) -> None:
+def test_inline_settings_are_refused(flag: str, here: Path, capsys: Any) -> None:
     words = flag.format("{model: 'evil:net', trust: true}").split(" ", 1)
     assert run_cli("predict", "x.png", *words, "-o", "out") == 2
-    assert "there is no file of settings" in capsys.readouterr().err
+    assert "there is no settings file" in capsys.readouterr().err
     assert not (here / "ran").exists()
 
 
@@ -138,7 +134,7 @@ def test_pictures_of_a_report_are_those_of_its_run(file: Any) -> None:
 def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(force_terminal=True, width=80, stderr=True)
     monkeypatch.setattr("selfadapt.cli.progress.Console", lambda **_: console)
-    with console.capture() as shown, Bar("all") as bar:
+    with console.capture() as shown, ProgressBar("all") as bar:
         bar(1, 2, "a[/b].mp4")
     assert "a[/b].mp4" in shown.get()
 

@@ -1,4 +1,4 @@
-"""``selfadapt export``: a network with SaN as a file for other programs."""
+"""``selfadapt export``: write a network with SaN as an ONNX file or torch.export program."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from selfadapt.bench import parse_size
-from selfadapt.cli.opening import model_arguments, open_models
-from selfadapt.cli.verbs import Verb
+from selfadapt.cli.commands import Command
+from selfadapt.cli.model_flags import model_arguments, open_models
 from selfadapt.engine import described
 from selfadapt.export.trace import CHECK_SIZES, check_exportable, trace
 from selfadapt.export.writing import checked_path, write_onnx, write_program
@@ -25,20 +25,24 @@ def _export_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--alpha",
         type=Alpha,
-        help="Weight of the image statistics in SaN, 0 to 1; or weights by name pattern. Of san.",
+        help="Weight of the image statistics in SaN, 0 to 1, or by name pattern. Only for san.",
     )
     parser.add_argument("--onnx", type=Path, metavar="FILE", help="Write an ONNX file.")
     parser.add_argument("--pt2", type=Path, metavar="FILE", help="Write a torch.export program.")
     parser.add_argument(
-        "--size", help="The only size the graph is to take, such as 1024x512; else any."
+        "--size", help="Fixed input size of the graph, such as 1024x512; by default any size."
     )
-    parser.add_argument("--overwrite", action="store_true", help="Replace files that are there.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace existing files.")
 
 
 def _export(args: Namespace) -> int:
-    files = _files(args)
+    paths = {kind: args[kind] for kind in WRITERS if args[kind] is not None}
+    if not paths:
+        raise ValueError("there is nothing to write: give --onnx FILE, --pt2 FILE or both")
+    paths = {kind: checked_path(path, f".{kind}", args.overwrite) for kind, path in paths.items()}
     size = None if args.size is None else parse_size(args.size)
     _check(args)
+    args.device = "cpu"
     (model,) = open_models(args)
     try:
         traced = trace(model, method=args.method, alpha=args.alpha, size=size)
@@ -48,23 +52,15 @@ def _export(args: Namespace) -> int:
         raise ValueError(f"the network failed: {described(error)}") from error
     for note in traced.notes:
         print(f"note: {note}", file=sys.stderr)
-    for kind, path in files.items():
+    for kind, path in paths.items():
         difference = WRITERS[kind](traced, path)
         sizes = f"{len(CHECK_SIZES)} sizes" if size is None else args.size
         print(f"{path} written; probabilities differ by at most {difference:.1e}, at {sizes}")
     return 0
 
 
-def _files(args: Namespace) -> dict[str, Path]:
-    """Return the files to write, by kind, if they can be written."""
-    files = {kind: args[kind] for kind in WRITERS if args[kind] is not None}
-    if not files:
-        raise ValueError("there is nothing to write: name a file with --onnx, --pt2 or both")
-    return {kind: checked_path(path, f".{kind}", args.overwrite) for kind, path in files.items()}
-
-
 def _check(args: Namespace) -> None:
-    """Raise ValueError where flags do not go together, before a network is opened."""
+    """Raise ValueError for flags that exclude each other, before a network is opened."""
     check_exportable(args.method)
     if args.alpha is not None:
         check_method(args.method, ["alpha"])
@@ -72,11 +68,10 @@ def _check(args: Namespace) -> None:
     if len(args.model) > 1:
         raise ValueError(f"one network is exported at a time, got {len(args.model)} --model")
     if args.device not in ("auto", "cpu"):
-        raise ValueError(f"a graph is recorded on the CPU, and runs anywhere; got {args.device}")
-    args.device = "cpu"
+        raise ValueError(f"a graph is recorded on the CPU and runs anywhere, got {args.device}")
 
 
-EXPORT = Verb(
+EXPORT = Command(
     "Write SaN as an ONNX file or torch.export program.",
     "selfadapt export --model net.safetensors --alpha 0.1 --onnx net.onnx",
     _export_arguments,

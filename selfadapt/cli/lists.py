@@ -1,4 +1,4 @@
-"""``selfadapt methods`` and ``selfadapt models``: what there is."""
+"""``selfadapt methods`` and ``selfadapt models``: list the methods and networks."""
 
 import json
 from dataclasses import asdict
@@ -8,8 +8,8 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from selfadapt import METHODS, MODELS, Interface, create_model
-from selfadapt.cli.opening import NOT_FLAGS, SHIPPED, setting_texts
-from selfadapt.cli.verbs import Verb, json_argument
+from selfadapt.cli.commands import Command, json_argument
+from selfadapt.cli.model_flags import NOT_FLAGS, SHIPPED, setting_texts
 from selfadapt.methods import check_method, settings_of, summary_of
 from selfadapt.models.families import adapted_parameters
 from selfadapt.models.trained import TRAINED
@@ -17,7 +17,7 @@ from selfadapt.norm import find_san
 
 
 def _methods_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="Show the settings of one.")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="Show the settings of this method.")
     json_argument(parser)
 
 
@@ -31,14 +31,14 @@ def _methods(args: Namespace) -> int:
     for name in names:
         print(f"{name:12} {summary_of(name)}")
     if args.name is not None:
-        for setting, about in _method(args.name)["settings"].items():
-            python = "" if about["flag"] else " In Python only."
-            print(f"  {setting:12} {about['default']!r:20} {about['help']}{python}")
+        for setting, info in _method(args.name)["settings"].items():
+            python_only = "" if info["flag"] else " Only in Python."
+            print(f"  {setting:12} {info['default']!r:20} {info['help']}{python_only}")
     return 0
 
 
 def _method(name: str) -> dict[str, Any]:
-    """Return what there is to know of a method."""
+    """Return the summary of a method, and the default and help text of each setting."""
     texts = setting_texts(name)
     settings = {
         setting: {
@@ -53,7 +53,7 @@ def _method(name: str) -> dict[str, Any]:
 
 def _models_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--trained", action="store_true", help="List published networks that are trained already."
+        "--trained", action="store_true", help="List published networks with trained weights."
     )
     json_argument(parser)
 
@@ -65,30 +65,29 @@ def _models(args: Namespace) -> int:
         print(json.dumps({name: _model(name) for name in MODELS}))
         return 0
     for name in MODELS:
-        about = _model(name)
-        if "missing" in about:
-            print(f"{name}: {about['missing']}\n")
+        info = _model(name)
+        if "missing" in info:
+            print(f"{name}: {info['missing']}\n")
             continue
-        options = about.pop("options")
-        print(f"{name}: output stride {about['stride']}")
-        print(f"  input       RGB, mean {about['mean']}, std {about['std']}")
+        print(f"{name}: output stride {info['stride']}")
+        print(f"  input       RGB, mean {info['mean']}, std {info['std']}")
         print(
-            f"  parameters  {about['parameters'] / 1e6:.2f} M with 19 classes; published: "
-            f"{about['published']}"
+            f"  parameters  {info['parameters'] / 1e6:.2f} M with 19 classes; published: "
+            f"{info['published']}"
         )
-        print(f"  adapts      {about['adapts']}")
-        print(f"  SaN         {about['san']}")
-        for option, values in options.items():
+        print(f"  adapts      {info['adapts']}")
+        print(f"  SaN         {info['san']}")
+        for option, values in info["options"].items():
             print(f"  {option:11} {' | '.join(values)}")
         print()
-    print(f"{SHIPPED}: a small deeplabv1 that comes with the package, trained on its own streets")
-    print("trained networks to fetch: selfadapt models --trained\n")
+    print(f"{SHIPPED}: a small deeplabv1 shipped with the package, trained on its rendered streets")
+    print("trained networks to download: selfadapt models --trained\n")
     print(ADDRESSES)
     return 0
 
 
 def _trained(args: Namespace) -> int:
-    """Print the published networks that are trained already."""
+    """Print the published networks with trained weights."""
     if args.json:
         print(json.dumps({name: asdict(network) for name, network in TRAINED.items()}))
         return 0
@@ -98,12 +97,12 @@ def _trained(args: Namespace) -> int:
         print(f"  trained on  {network.trained_on}; {network.num_classes} classes")
         print(f"  download    {network.megabytes} MB")
         print(f"  licence     {network.licence}")
-    print(f"\n{FETCHED}")
+    print(f"\n{DOWNLOAD_NOTE}")
     return 0
 
 
 def _model(name: str) -> dict[str, Any]:
-    """Return what there is to know of a network, or which library it needs."""
+    """Describe a network, or say which missing library it needs."""
     try:
         with torch.device("meta"):
             model = create_model(name)
@@ -126,20 +125,20 @@ def _model(name: str) -> dict[str, Any]:
 ADDRESSES = """any other network, by address:
   torchvision:deeplabv3_resnet50    a segmentation network of torchvision
   smp:Unet/resnet34                 any of segmentation-models-pytorch; timm's encoders are tu-NAME
-  smp:FOLDER                        what its save_pretrained wrote
+  smp:FOLDER                        a folder written by its save_pretrained
   hf:OWNER/NAME or hf:FOLDER        a network on the Hugging Face hub, or in a folder
-  my_module:my_function             code of your own on the Python path; needs --trust"""
+  my_module:my_function             your own code on the Python path; needs --trust"""
 
-FETCHED = """--model ADDRESS fetches one of them, once, into the library's own cache. Terms of the
-images it was trained on may add to those of its weights."""
+DOWNLOAD_NOTE = """--model ADDRESS downloads a network once, into the cache of its library. The
+terms of its training images may apply in addition to the licence of its weights."""
 
-LIST_METHODS = Verb(
+LIST_METHODS = Command(
     "List the methods, or the settings of one.",
     "selfadapt methods tent",
     _methods_arguments,
     _methods,
 )
-LIST_MODELS = Verb(
+LIST_MODELS = Command(
     "List the networks by name, and how to address others.",
     "selfadapt models",
     _models_arguments,

@@ -1,4 +1,4 @@
-"""``selfadapt demo``, ``check-data`` and ``bench``: look at what it does, at data, at time."""
+"""``selfadapt demo``, ``check-data`` and ``bench``: try the methods, check data, measure time."""
 
 import json
 import sys
@@ -23,15 +23,15 @@ from selfadapt.bench import (
     write_bench,
 )
 from selfadapt.checks import check_number
-from selfadapt.cli.opening import (
+from selfadapt.cli.commands import Command, complete_files, json_argument
+from selfadapt.cli.model_flags import (
     SHIPPED,
     as_list,
     device_argument,
     model_arguments,
-    named_classes,
     open_models,
+    parse_classes,
 )
-from selfadapt.cli.verbs import Verb, json_argument, names_files
 from selfadapt.data import DATASETS
 from selfadapt.data.check import Report, run_check
 from selfadapt.demo import demo, demo_images
@@ -45,28 +45,28 @@ from selfadapt.streets import TARGETS
 
 def _demo_arguments(parser: ArgumentParser) -> None:
     image = parser.add_argument(
-        "--image", nargs="+", metavar="IMAGE", help="Images of your own, or folders of them."
+        "--image", nargs="+", metavar="IMAGE", help="Your own images, or folders of them."
     )
-    names_files(image)
+    complete_files(image)
     parser.add_argument(
         "--looks", nargs="+", default=list(TARGETS), help=f"Without --image: {', '.join(TARGETS)}."
     )
-    parser.add_argument("--scenes", type=int, default=2, help="Scenes of each look.")
-    parser.add_argument("--steps", type=int, default=10, help="Gradient steps of an image.")
+    parser.add_argument("--scenes", type=int, default=2, help="Scenes per look.")
+    parser.add_argument("--steps", type=int, default=10, help="Gradient steps per image.")
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="Folder to write to."
+        "-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="Output folder."
     )
-    parser.add_argument("--overwrite", action="store_true", help="Replace a page that is there.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace an existing page.")
     model_arguments(parser, default=SHIPPED)
 
 
 def _demo(args: Namespace) -> int:
     check_number("steps", args.steps, 0, whole=True)
     if not args.image:
-        of_model = ("model", "weights", "classes", "channels", "mean", "std")
-        if any(args[name] for name in of_model):
-            raise ValueError("the built-in streets are segmented by their own network; a --model "
-                             "of yours needs an --image")  # fmt: skip
+        model_flags = ("model", "weights", "classes", "channels", "mean", "std")
+        if any(args[name] for name in model_flags):
+            raise ValueError("the built-in streets are segmented by their own network; your own "
+                             "--model needs an --image")  # fmt: skip
         demo(
             args.output, looks=args.looks, scenes=args.scenes, steps=args.steps,
             device=find_device(args.device), overwrite=args.overwrite,
@@ -77,7 +77,7 @@ def _demo(args: Namespace) -> int:
         raise ValueError(f"the demo takes one --model, got {len(args.model)}")
     if list(args.looks) != list(TARGETS):
         raise ValueError("--looks are of the built-in streets, and --image is for your own images; "
-                         "give one of the two")  # fmt: skip
+                         "give only one of them")  # fmt: skip
     (model,) = open_models(args)
     settings = STREETS_SETTINGS if args.model == [SHIPPED] else DEFAULT_SETTINGS
     _, failures = demo_images(
@@ -91,22 +91,28 @@ def _demo(args: Namespace) -> int:
 
 def _check_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("dataset", metavar="DATASET", help=f"One of {', '.join(DATASETS)}.")
-    root = parser.add_argument("root", nargs="?", metavar="ROOT", help="The folder it lies in.")
-    names_files(root)
-    parser.add_argument("--split", help="Check this split only.")
+    root = parser.add_argument("root", nargs="?", metavar="ROOT", help="Folder of the dataset.")
+    complete_files(root)
+    parser.add_argument("--split", help="Check only this split.")
     parser.add_argument(
-        "--classes", nargs="+", help="Of folder: the name of a class space, or the classes by id."
+        "--classes",
+        nargs="+",
+        help="For folder: the name of a class space, or the class names in order of their ids.",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="PNG", help="Write pictures with their labels."
+        "-o",
+        "--output",
+        type=Path,
+        metavar="PNG",
+        help="Write a sheet of images with their labels.",
     )
-    parser.add_argument("--overwrite", action="store_true", help="Replace the PNG if it is there.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace an existing PNG.")
     json_argument(parser)
 
 
 def _check_data(args: Namespace) -> int:
-    named = named_classes(as_list(args.classes))
-    classes = class_names(named) if isinstance(named, int | dict) else named
+    given = parse_classes(as_list(args.classes))
+    classes = class_names(given) if isinstance(given, int | dict) else given
     return run_check(
         args.dataset, args.root, split=args.split, classes=classes, output=args.output,
         overwrite=args.overwrite, show=_print_json if args.json else None,
@@ -114,13 +120,13 @@ def _check_data(args: Namespace) -> int:
 
 
 def _print_json(report: Report) -> None:
-    found = {
+    content = {
         "pairs": {split.dataset.name: len(split.listing.pairs) for split in report.splits},
         "problems": report.problems,
         "notes": report.notes,
         "shares": report.frequencies,
     }
-    print(json.dumps(found))
+    print(json.dumps(content))
 
 
 def _bench_arguments(parser: ArgumentParser) -> None:
@@ -132,39 +138,43 @@ def _bench_arguments(parser: ArgumentParser) -> None:
         "--steps", nargs="+", type=int, default=list(STEPS), help="Numbers of steps."
     )
     parser.add_argument(
-        "--adapt", nargs="+", help="Name patterns of the layers to adapt, if not the default."
+        "--adapt",
+        nargs="+",
+        help="Name patterns of the layers to adapt; by default those of the network.",
     )
-    parser.add_argument("--repeats", type=int, default=10, help="Runs of each, once prepared.")
+    parser.add_argument(
+        "--repeats", type=int, default=10, help="Timed runs of each, after warm-up."
+    )
     device_argument(parser)
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="Write bench.md, .csv, .json and .png."
     )
-    parser.add_argument("--overwrite", action="store_true", help="Replace a bench that is there.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace existing results.")
 
 
 def _bench(args: Namespace) -> int:
     for name in args.networks:
         if name not in MODELS:
-            known = ", ".join(MODELS)
-            raise ValueError(f"unknown network {name!r};{nearest(name, MODELS)} known: {known}")
+            names = ", ".join(MODELS)
+            raise ValueError(f"unknown network {name!r};{nearest(name, MODELS)} known: {names}")
     for number in (args.repeats, *args.steps):
         check_number("steps and repeats", number, 1, whole=True)
     device = find_device(args.device)
     if args.output:
-        present = args.output / "bench.json"
-        if present.exists() and not args.overwrite:
+        path = args.output / "bench.json"
+        if path.exists() and not args.overwrite:
             raise FileExistsError(
-                f"{present} would be replaced; choose another folder or say --overwrite"
+                f"{path} would be replaced; choose another folder or use --overwrite"
             )
         make_folder(args.output)
 
-    def keep(rows: list[Timing]) -> None:
+    def save(rows: list[Timing]) -> None:
         if args.output:
             write_bench(rows, describe_machine(device), args.output)
 
     rows = run_bench(
         args.networks, args.sizes, args.steps, device=device, adapt=args.adapt,
-        repeats=args.repeats, keep=keep,
+        repeats=args.repeats, keep=save,
     )  # fmt: skip
     table = Table(*COLUMNS, box=SIMPLE_HEAD)
     for row in rows:
@@ -176,20 +186,20 @@ def _bench(args: Namespace) -> int:
     return 0
 
 
-DEMO = Verb(
-    "See methods side by side, on built-in streets or your images.",
+DEMO = Command(
+    "Compare methods side by side, on built-in or your images.",
     "selfadapt demo --image street.jpg --model net.safetensors -o demo",
     _demo_arguments,
     _demo,
 )
-CHECK_DATA = Verb(
-    "Look through a dataset for what is missing or broken.",
+CHECK_DATA = Command(
+    "Check a dataset for missing and broken files.",
     "selfadapt check-data cityscapes /data/cityscapes -o sheet.png",
     _check_arguments,
     _check_data,
 )
-BENCH = Verb(
-    "Measure what networks and methods take here.",
+BENCH = Command(
+    "Measure the time of networks and methods here.",
     "selfadapt bench --sizes 1280x720 -o bench",
     _bench_arguments,
     _bench,

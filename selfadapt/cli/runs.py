@@ -1,4 +1,4 @@
-"""``selfadapt train``, ``tune``, ``evaluate`` and ``report``: runs by recipe."""
+"""``selfadapt train``, ``tune``, ``evaluate`` and ``report``: runs described by a recipe."""
 
 import json
 import sys
@@ -6,10 +6,10 @@ from dataclasses import fields
 
 from jsonargparse import ArgumentParser, Namespace
 
-from selfadapt.cli.verbs import (
-    Verb,
+from selfadapt.cli.commands import (
+    Command,
+    complete_files,
     json_argument,
-    names_files,
     output_arguments,
     recipe_argument,
     shard_argument,
@@ -41,12 +41,12 @@ def _evaluate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--retry",
         action="store_true",
-        help="Try images again that could not be segmented, or were other files then.",
+        help="Retry images that failed, or whose files have changed since.",
     )
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="Run code of your own: networks at MODULE:FUNCTION, methods at MODULE:CLASS.",
+        help="Run your own code: networks at MODULE:FUNCTION, methods at MODULE:CLASS.",
     )
     shard_argument(parser)
     json_argument(parser)
@@ -62,16 +62,16 @@ def _evaluate(args: Namespace, *, only_tune: bool = False) -> int:
         retry=args.retry,
         only_tune=only_tune,
         trust=args.trust,
-        say=lambda line: None if args.json else print(line, file=sys.stderr, flush=True),
+        log=lambda line: None if args.json else print(line, file=sys.stderr, flush=True),
         shard=Shard.parse(args.shard),
     )
     results = read_results(folder)
     missing = 0 if only_tune else results.num_missing(read_record(folder)["images"])
     if not args.json:
         return print_summary(results, folder, only_tune=only_tune, missing=missing)
-    found = summary(results)
-    print(json.dumps({"folder": str(folder), "missing": missing, **found}))
-    return 1 if found["failures"] else 0
+    content = summary(results)
+    print(json.dumps({"folder": str(folder), "missing": missing, **content}))
+    return 1 if content["failures"] else 0
 
 
 def _tune(args: Namespace) -> int:
@@ -79,7 +79,9 @@ def _tune(args: Namespace) -> int:
 
 
 def _report_arguments(parser: ArgumentParser) -> None:
-    names_files(parser.add_argument("run", metavar="RUN", help="Folder of an evaluation."))
+    complete_files(
+        parser.add_argument("run", metavar="RUN", help="Output folder of an evaluation.")
+    )
     output_arguments(parser)
 
 
@@ -89,26 +91,26 @@ def _report(args: Namespace) -> int:
     return 0
 
 
-TRAIN = Verb(
-    "Train a network on a source domain, or go on with it.",
+TRAIN = Command(
+    "Train a network on a source domain, or continue a run.",
     "selfadapt train streets-quick -o run",
     _train_arguments,
     _train,
 )
-TUNE = Verb(
+TUNE = Command(
     "Choose the settings of methods on a validation domain.",
     "selfadapt tune streets-quick -o run",
     _evaluate_arguments,
     _tune,
 )
-EVALUATE = Verb(
+EVALUATE = Command(
     "Tune on a validation domain, then score the targets.",
     "selfadapt evaluate streets-quick -o run",
     _evaluate_arguments,
     _evaluate,
 )
-REPORT = Verb(
-    "Write the page, tables and figures of an evaluation.",
+REPORT = Command(
+    "Write an evaluation's report: page, tables and figures.",
     "selfadapt report run -o report",
     _report_arguments,
     _report,

@@ -6,32 +6,34 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from selfadapt.cli.opening import SHIPPED, model_arguments, open_models
-from selfadapt.cli.verbs import Verb
+from selfadapt.cli.commands import Command
+from selfadapt.cli.model_flags import SHIPPED, model_arguments, open_models
 from selfadapt.demo.run import STREETS_SETTINGS
 from selfadapt.optional import import_optional
 
 
 def _serve_arguments(parser: ArgumentParser) -> None:
     model_arguments(parser, several="to choose from", default=SHIPPED)
-    parser.add_argument("--port", type=int, default=7860, help="Port to listen at; 0: any.")
+    parser.add_argument(
+        "--port", type=int, default=7860, help="Port to listen on; 0: any free port."
+    )
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="Address to listen at. Others than this machine reach it only where this is given: "
-        "0.0.0.0 lets in all who can reach this machine.",
+        help="Address to listen on. By default only this machine can connect; with 0.0.0.0 "
+        "everyone who can reach it.",
     )
     parser.add_argument(
-        "--max-mb", type=float, default=20.0, help="Image files that are larger are refused."
+        "--max-mb", type=float, default=20.0, help="Refuse image files larger than this many MB."
     )
     parser.add_argument(
-        "--max-megapixels", type=float, default=32.0, help="Images with more are refused."
+        "--max-megapixels", type=float, default=32.0, help="Refuse images with more megapixels."
     )
     parser.add_argument(
         "--max-pixels",
         type=int,
-        help="Larger images are scaled down to this many pixels, and masks are brought back. By "
-        "default 294912 (384 x 768), on a GPU 2097152.",
+        help="Scale larger images down to this many pixels, and resize their masks to the original "
+        "size. By default 294912 (384 x 768), on a GPU 2097152.",
     )
 
 
@@ -52,22 +54,22 @@ def _serve(args: Namespace) -> int:
         else args.max_pixels,
     )
     networks: dict[str, Any] = {}
-    for place, model in zip(args.model, models, strict=True):
-        chosen = STREETS_SETTINGS["self-adapt"] if place == SHIPPED else {}
+    for address, model in zip(args.model, models, strict=True):
+        settings = STREETS_SETTINGS["self-adapt"] if address == SHIPPED else {}
         try:
-            networks[_name(place, networks)] = Network(model, chosen)
-        except TypeError as error:  # it is no segmentation network
+            networks[_name(address, networks)] = Network(model, settings)
+        except TypeError as error:  # it is not a segmentation network
             raise ValueError(str(error)) from error
     if not is_local(args.host):
-        print(f"note: all who can reach {args.host} can use this", file=sys.stderr)
+        print(f"note: everyone who can reach {args.host} can use the app", file=sys.stderr)
     serve(networks, limits, args.host, args.port, _print_address)
     print("stopped", file=sys.stderr)
     return 0
 
 
-def _name(place: str, taken: dict[str, Any]) -> str:
-    """Return what a network is called on the page, which does not say where it lies."""
-    name = base = Path(place).stem if Path(place).exists() else place
+def _name(address: str, taken: dict[str, Any]) -> str:
+    """Return a unique display name for a network that does not reveal its folder."""
+    name = base = Path(address).stem if Path(address).exists() else address
     number = 1
     while name in taken:
         number += 1
@@ -76,10 +78,10 @@ def _name(place: str, taken: dict[str, Any]) -> str:
 
 
 def _print_address(address: str) -> None:
-    print(f"the page is at {address}, Ctrl-C ends it", flush=True)
+    print(f"the page is at {address}, Ctrl-C stops it", flush=True)
 
 
-SERVE = Verb(
+SERVE = Command(
     "Serve a web page that adapts to images dropped on it.",
     "selfadapt serve --model net.safetensors",
     _serve_arguments,

@@ -38,7 +38,7 @@ from selfadapt.demo.tables import (
 )
 from selfadapt.engine import described
 from selfadapt.files import atomic_write, make_folder
-from selfadapt.forecast import FEW_STEPS, LONG, total_seconds
+from selfadapt.forecast import FEW_STEPS, SLOW_IMAGE_S, total_seconds
 from selfadapt.images import load_image
 from selfadapt.labels import STREETS_9, predicted_names
 from selfadapt.method import UNLIKE
@@ -307,7 +307,7 @@ def _opening_lines(
     text = f"{len(methods)} methods on {sizes.total()} images take about {duration(total)}"
     steps = max(getattr(method, "steps", 0) for method in methods.values())
     hint = f"; fewer steps take less, such as --steps {FEW_STEPS}" if steps > FEW_STEPS else ""
-    text += " on this CPU" + (hint if total > LONG * sizes.total() else "")
+    text += " on this CPU" + (hint if total > SLOW_IMAGE_S * sizes.total() else "")
     return [*trained_on([model]), text]
 
 

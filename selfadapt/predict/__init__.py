@@ -1,26 +1,26 @@
-"""Images, folders and videos in, masks out: resumable, on one process or many."""
+"""Segmentation of images, folders and videos: resumable, in one process or several."""
 
-from selfadapt.predict.folder import Key, PredictFolder
+from selfadapt.predict.folder import FileKey, PredictFolder
 from selfadapt.predict.inputs import Input, find_inputs
 from selfadapt.predict.outputs import (
     DEFAULT,
-    NOT_OF_VIDEOS,
+    IMAGES_ONLY,
     OUTPUTS,
     check_outputs,
     masks_of,
     write_result,
 )
-from selfadapt.predict.run import Run, Summary
+from selfadapt.predict.run import PredictRun, Summary
 from selfadapt.predict.stream import Segmented, predict
 
 __all__ = [
     "DEFAULT",
-    "NOT_OF_VIDEOS",
+    "IMAGES_ONLY",
     "OUTPUTS",
+    "FileKey",
     "Input",
-    "Key",
     "PredictFolder",
-    "Run",
+    "PredictRun",
     "Segmented",
     "Summary",
     "check_outputs",

@@ -1,14 +1,14 @@
-"""The folder that masks are written to: a run whose outputs lie among files of the user.
+"""The output folder of ``predict``, where outputs may be mixed with files of the user.
 
-predictions.csv       one line for each file
-classes.json          index, name and colour of each class; legend.png: the same to look at
+predictions.csv       one row for each input file
+classes.json          index, name and colour of each class; legend.png: the same as a picture
 NAME_label.png ...    the outputs of a file
 .predict/record.json  settings, network, and which outputs belong to which file
-.predict/rows/        the journal: what is done, a file for each share
-.predict/frames/      what is kept of the frames of a video until all are there
+.predict/rows/        the journal: finished files, one journal for each share
+.predict/frames/      masks of the frames of a video until all frames are done
 
-A name is taken in ``record.json`` before anything is written under it. So it is known whose an
-output is, whenever the process that wrote it was killed; any other file is left alone.
+A name is reserved in ``record.json`` before anything is written under it. So even after a kill it
+is known which files are outputs; other files are never touched.
 """
 
 import os
@@ -27,27 +27,27 @@ from selfadapt.runs.store import RECORD
 from selfadapt.version import __version__
 
 TABLE = "predictions.csv"
-ONCE = (TABLE, CLASSES, LEGEND)
-"""Files that a folder has once."""
-LONGEST = 240
-"""The most bytes the name of an output may have: a file name has 255, some for the file aside."""
+SHARED_FILES = (TABLE, CLASSES, LEGEND)
+"""Files that a folder has once, not for each input."""
+MAX_NAME_BYTES = 240
+"""Maximum length of an output's name: a file name has 255 bytes, some for a temporary suffix."""
 
 
-class Key(NamedTuple):
-    """What a row of the journal is about."""
+class FileKey(NamedTuple):
+    """Key of a journal row."""
 
     file: str
     stamp: str
     frame: int | None
-    """The number of a frame; None: the file as a whole."""
+    """Index of a frame; None: the whole file."""
 
 
 class PredictFolder(RunStore):
-    """Where predictions are written.
+    """Output folder of ``predict``.
 
     Args:
         path: The folder.
-        kinds: What is written of each file, of ``OUTPUTS``.
+        kinds: Kinds of output for each file, keys of ``OUTPUTS``.
         shard: The share of the files and frames that this process segments.
     """
 
@@ -59,66 +59,70 @@ class PredictFolder(RunStore):
         super().__init__(path, shard)
         self.kinds = tuple(kinds)
         self.names: dict[str, str] = {}
-        """The name that the outputs of each file start with, in the order they were taken."""
+        """Prefix of the output names of each file, in the order they were reserved."""
 
     def plan(self, inputs: Sequence[Input], *, overwrite: bool) -> list[Input]:
-        """Choose names for the outputs of all inputs, refusing to lose any file.
+        """Choose names for the outputs of all inputs, such that no file is lost.
 
         Returns:
             The inputs without those that are outputs of an earlier run into this folder.
         """
-        present = self._present(inputs)
-        taken, outputs = self._taken(overwrite=overwrite)
-        left = [item for item in inputs if item.named or not _inside(Path(item.file), outputs)]
+        existing = self._existing_files(inputs)
+        reserved, outputs = self._reserved(overwrite=overwrite)
+        left = [
+            item
+            for item in inputs
+            if item.explicit or not {Path(item.file), Path(item.file).parent} & outputs
+        ]
         if not left:
             raise FileNotFoundError(
                 f"there is nothing to segment: all {len(inputs)} images are outputs in {self.path}"
             )
-        kept = {} if overwrite else taken
+        kept = {} if overwrite else reserved
         self.names = kept | choose_names(left, kept)
         self._check_inputs(left)
         if not overwrite:
-            self._check_foreign([item for item in left if item.file not in taken], present)
+            self._check_foreign([item for item in left if item.file not in reserved], existing)
         return left
 
     def base(self, item: Input) -> Path:
-        """Return the path that the outputs of a file start with."""
+        """Return the path prefix of the outputs of a file."""
         return self.path / self.names[item.file]
 
     def paths(self, item: Input) -> dict[str, Path]:
-        """Return the outputs of a file, by what they show."""
+        """Return the output paths of a file by kind."""
         return output_paths(self.base(item), self.kinds, video=item.is_video)
 
     def frames(self, item: Input) -> Path:
-        """Return the folder for what is kept of the frames of a video until all are there."""
+        """Return the folder for the masks of a video's frames until all frames are done."""
         return self.work / "frames" / self.names[item.file]
 
     def start(
         self, identity: Mapping[str, Any], inputs: Sequence[Input], *, overwrite: bool
     ) -> None:
-        """Open the folder for a run of these settings on these files."""
+        """Open the folder for a run with these settings on these files."""
         identity = {"version": __version__, **identity}
         self.open(identity, {"names": self.names}, overwrite=overwrite)
         if self.shard.total > 1:
-            self._take_names(identity, inputs)
+            self._reserve_names(identity, inputs)
 
     def outputs(self) -> Iterator[Path]:
-        """Yield all files and folders that the runs of this folder write, there or not."""
-        return iter(self._taken(overwrite=True)[1])
+        """Yield all files and folders that runs in this folder write, existing or not."""
+        return iter(self._reserved(overwrite=True)[1])
 
     @classmethod
     def read_record(cls, folder: Path) -> dict[str, Any]:
-        """Read what the run in a folder is of."""
+        """Read and check the record of the run in a folder."""
         record = super().read_record(folder)
         if not _stays_inside(record):
             raise ValueError(
                 f"{folder / cls.WORK / RECORD} is damaged, its names must be of outputs in "
-                f"{folder}; use --overwrite to start anew"
+                f"{folder}; use --overwrite to start again"
             )
         return record
 
-    def _taken(self, *, overwrite: bool) -> tuple[dict[str, str], set[Path]]:
-        """Return the names that are taken, and all files and folders written under them."""
+    def _reserved(self, *, overwrite: bool) -> tuple[dict[str, str], set[Path]]:
+        """Return the reserved names, and all files and folders that may be written under them."""
         try:
             record = self.read_record(self.path)
         except FileNotFoundError:
@@ -129,52 +133,53 @@ class PredictFolder(RunStore):
             raise
         return record["names"], set(_outputs_of(self.path, record))
 
-    def _take_names(self, identity: Mapping[str, Any], inputs: Sequence[Input]) -> None:
-        """Take names for files that have none yet, as other shares may do at the same time."""
+    def _reserve_names(self, identity: Mapping[str, Any], inputs: Sequence[Input]) -> None:
+        """Reserve names for files without one, as other shares may do at the same time."""
         file = os.open(self.work / ".names", os.O_RDWR | os.O_CREAT, 0o666)
         close_after_fork(file)
         try:
             while not lock(file):
                 time.sleep(0.05)
-            taken = self.read_record(self.path)["names"]
-            self.names = taken | choose_names(inputs, taken)
-            if self.names != taken:
+            reserved = self.read_record(self.path)["names"]
+            self.names = reserved | choose_names(inputs, reserved)
+            if self.names != reserved:
                 record = {"format": self.FORMAT, "identity": identity, "names": self.names}
                 self.write_json(self.work / RECORD, record)
         finally:
             release_lock(file)
 
-    def _present(self, inputs: Sequence[Input]) -> set[Path]:
-        """Return the files that are in the way of outputs, be they of earlier runs or not.
+    def _existing_files(self, inputs: Sequence[Input]) -> set[Path]:
+        """Return the files in all folders that outputs are written to.
 
-        This is found out before the record is read: what another share writes after that has a
-        name in the record.
+        To be called before the record is read: files that other shares write after this are then
+        named in the record.
         """
-        places = {self.path / item.place for item in inputs} | {self.path}
-        return {path for place in places if place.is_dir() for path in place.iterdir()}
+        folders = {self.path / item.subfolder for item in inputs} | {self.path}
+        return {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
 
     def _check_inputs(self, inputs: Sequence[Input]) -> None:
         outputs = {os.path.realpath(p) for item in inputs for p in self.paths(item).values()}
-        outputs |= {os.path.realpath(self.path / name) for name in ONCE}
+        outputs |= {os.path.realpath(self.path / name) for name in SHARED_FILES}
         for item in inputs:
             if os.path.realpath(item.path) in outputs:
                 raise ValueError(f"the input {item.path} would be replaced by an output")
             longest = max(len(os.fsencode(path.name)) for path in self.paths(item).values())
-            if longest > LONGEST:
+            if longest > MAX_NAME_BYTES:
                 raise ValueError(
-                    f"the name of {item.path} is too long for those of its outputs, which would "
-                    f"have {longest} bytes, and {LONGEST} are the most; rename it or leave it out"
+                    f"the name of {item.path} is too long: the names of its outputs would have "
+                    f"{longest} bytes, and at most {MAX_NAME_BYTES} are possible; rename it or "
+                    "leave it out"
                 )
 
-    def _check_foreign(self, new: Iterable[Input], present: set[Path]) -> None:
-        """Refuse to write where there are files that no earlier run has written."""
+    def _check_foreign(self, new: Iterable[Input], existing: set[Path]) -> None:
+        """Refuse to replace files that no earlier run has written."""
         paths = [path for item in new for path in self.paths(item).values()]
         if not (self.work / RECORD).exists():
-            paths += [self.path / name for name in ONCE]
-        if foreign := [path for path in paths if path in present]:
+            paths += [self.path / name for name in SHARED_FILES]
+        if foreign := [path for path in paths if path in existing]:
             more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
             raise FileExistsError(
-                f"{foreign[0]}{more} would be replaced; choose another folder or say --overwrite"
+                f"{foreign[0]}{more} would be replaced; choose another folder or use --overwrite"
             )
 
     def _clear(self) -> None:
@@ -184,20 +189,20 @@ class PredictFolder(RunStore):
             shutil.rmtree(self.work / folder, ignore_errors=True)
 
     def _remove_parts(self) -> None:
-        """Remove what killed processes have left half written, of this run alone."""
+        """Remove temporary files that killed processes of this run have left."""
         super()._remove_parts()
         bases = [Path(os.path.abspath(self.path / name)) for name in self.names.values()]
         labels = {base.with_name(f"{base.name}_label") for base in bases}
         folders = {base.parent for base in bases} | {path for path in labels if path.is_dir()}
-        parts = [aside for folder in folders for aside in folder.glob(".*.part")]
+        parts = [part for folder in folders for part in folder.glob(".*.part")]
         outputs = set(self.outputs()) if parts else set()
-        for aside in parts:
-            if {aside.with_name(aside.name[1:].rsplit(".", 2)[0]), aside.parent} & outputs:
-                aside.unlink(missing_ok=True)
+        for part in parts:
+            if {part.with_name(part.name[1:].rsplit(".", 2)[0]), part.parent} & outputs:
+                part.unlink(missing_ok=True)
 
 
-def choose_names(inputs: Sequence[Input], taken: Mapping[str, str]) -> dict[str, str]:
-    """Return for each file the name its outputs start with; one that has a name keeps it.
+def choose_names(inputs: Sequence[Input], reserved: Mapping[str, str]) -> dict[str, str]:
+    """Return the prefix of the output names of each file; reserved ones are kept.
 
     Example:
         >>> from pathlib import Path
@@ -205,25 +210,27 @@ def choose_names(inputs: Sequence[Input], taken: Mapping[str, str]) -> dict[str,
         >>> choose_names(files, {"/a.png": "a"})
         {'/a.jpg': 'a_jpg', '/a.png': 'a', '/b.png': 'b'}
     """
-    stems = Counter(item.place / item.path.stem for item in inputs)
-    owners = {name: file for file, name in taken.items()}
+    stems = Counter(item.subfolder / item.path.stem for item in inputs)
+    owners = {name: file for file, name in reserved.items()}
     names = {}
     for item in inputs:
-        name = (item.place / item.path.stem).as_posix()
-        if stems[item.place / item.path.stem] > 1 or owners.get(name, item.file) != item.file:
-            name = (item.place / item.path.name.replace(".", "_")).as_posix()  # a_jpg beside a_png
-        name = taken.get(item.file, name)
+        name = (item.subfolder / item.path.stem).as_posix()
+        if stems[item.subfolder / item.path.stem] > 1 or owners.get(name, item.file) != item.file:
+            name = (
+                item.subfolder / item.path.name.replace(".", "_")
+            ).as_posix()  # a_jpg beside a_png
+        name = reserved.get(item.file, name)
         if owners.setdefault(name, item.file) != item.file:
             raise ValueError(
                 f"{owners[name]} and {item.path} would be written to the same files; segment them "
-                "into two folders, or give a pattern with **, which keeps the folders they are in"
+                "into two folders, or give a pattern with **, which keeps their subfolders"
             )
         names[item.file] = name
     return names
 
 
 def _stays_inside(record: Mapping[str, Any]) -> bool:
-    """Return True if all that a record names lies in its folder: what it names may be removed."""
+    """Return True if all names of a record are inside its folder: those files may be removed."""
     names, kinds = record.get("names"), record["identity"].get("outputs")
     if not isinstance(names, dict) or not isinstance(kinds, list) or set(kinds) - set(OUTPUTS):
         return False
@@ -233,20 +240,16 @@ def _stays_inside(record: Mapping[str, Any]) -> bool:
 
 
 def _outputs_of(folder: Path, record: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield all files and folders that the runs of a record write, in full."""
+    """Yield the absolute paths of all files and folders that the run of a record writes."""
     folder = Path(os.path.abspath(folder))
-    yield from (folder / name for name in ONCE)
+    yield from (folder / name for name in SHARED_FILES)
     for file, name in record["names"].items():
         video = Input(Path(file)).is_video
         yield from output_paths(folder / name, record["identity"]["outputs"], video=video).values()
 
 
-def _inside(path: Path, places: set[Path]) -> bool:
-    return path in places or path.parent in places
-
-
 def _remove(path: Path) -> None:
-    """Remove an output; of the labels of a video what is ours, and the folder if that was all."""
+    """Remove an output; of a label folder only our files, and the folder if it is then empty."""
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return

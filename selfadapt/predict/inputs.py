@@ -1,4 +1,4 @@
-"""What is meant by the words of a user: image files, videos, folders and patterns."""
+"""Input files of ``predict``: images and videos from paths, folders and glob patterns."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -7,32 +7,32 @@ from glob import escape, glob, has_magic
 from pathlib import Path
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""What counts as an image in a folder; a file that is named may have any other suffix."""
+"""Suffixes of images in folders and patterns; a file given explicitly may have any suffix."""
 VIDEOS = (
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts",
     ".webm", ".wmv",
 )  # fmt: skip
-"""What is a video, wherever it is."""
+"""Suffixes of videos, also of files given explicitly."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """A file to segment, and where below the output folder its outputs go."""
+    """A file to segment, and the subfolder of the output folder for its outputs."""
 
     path: Path
-    place: Path = Path()
-    """Its folder, seen from where the pattern that found it starts."""
-    named: bool = False
-    """It was named itself, not found in a folder."""
+    subfolder: Path = Path()
+    """Its folder relative to the fixed part of the pattern that matched it."""
+    explicit: bool = False
+    """Given as a path, not found in a folder or by a pattern."""
 
     @property
     def file(self) -> str:
-        """The path in full, by which the journal knows the file."""
+        """The absolute path, which identifies the file in the journal."""
         return os.path.abspath(self.path)
 
     @property
     def is_video(self) -> bool:
-        """Whether it has frames."""
+        """Whether the file is a video."""
         return self.path.suffix.lower() in VIDEOS
 
     def stamp(self) -> str:
@@ -44,12 +44,12 @@ class Input:
         return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def find_inputs(words: Iterable[str | Path]) -> list[Input]:
-    """Return the files meant by files, folders and patterns, those of a folder sorted by name.
+def find_inputs(patterns: Iterable[str | Path]) -> list[Input]:
+    """Return the images and videos given by paths, folders and patterns, sorted in each folder.
 
-    A pattern has ``*``, ``?`` or ``[...]``, and ``**`` for folders at any depth; what it finds
-    keeps its folders. A file whose name looks like a pattern is that file. One that several links
-    lead to is there once.
+    A pattern contains ``*``, ``?`` or ``[...]``, and ``**`` for folders at any depth; outputs of
+    its matches keep their subfolders. An existing file whose name looks like a pattern is taken as
+    a file. A file that several links lead to is returned once.
 
     Example:
         >>> find_inputs(["nowhere/*.png"])
@@ -58,73 +58,68 @@ def find_inputs(words: Iterable[str | Path]) -> list[Input]:
         FileNotFoundError: nowhere/*.png matches no image or video
     """
     inputs: dict[str, Input] = {}
-    for word in words:
-        for one in _meant(word):
-            file = os.path.realpath(one.path) if os.path.exists(one.path) else one.file
-            earlier = inputs.setdefault(file, one)
-            if earlier.path.is_symlink() and not (earlier.named or one.path.is_symlink()):
-                inputs[file] = one  # the file itself rather than a link to it
+    for pattern in patterns:
+        for item in _expand(Path(pattern)):
+            file = os.path.realpath(item.path) if os.path.exists(item.path) else item.file
+            earlier = inputs.setdefault(file, item)
+            if earlier.path.is_symlink() and not (earlier.explicit or item.path.is_symlink()):
+                inputs[file] = item  # prefer the file to a link to it
     return list(inputs.values())
 
 
-def _meant(word: str | Path) -> Iterator[Input]:
-    path = Path(word)
+def _expand(path: Path) -> Iterator[Input]:
+    """Yield the inputs of a file, a folder or a pattern."""
     if path.is_dir():
-        inside = [Input(p) for p in sorted(path.iterdir()) if _counts(p)]
-        if not inside:
+        inputs = [Input(p) for p in sorted(path.iterdir()) if _is_input(p)]
+        if not inputs:
             raise FileNotFoundError(f"there are no images in the folder {path}, and no videos")
-        yield from inside
+        yield from inputs
     elif path.exists() or not has_magic(str(path)):
         if not path.exists():
             raise FileNotFoundError(f"there is no image file {path}")
         if not path.is_file():
             raise ValueError(f"an image must be a file, but {path} is a pipe or a device")
-        yield Input(path, named=True)
+        yield Input(path, explicit=True)
     else:
-        matches = [match for match in _matches(path) if _counts(match)]
-        inside = [Input(match, match.parent.relative_to(_start(path))) for match in matches]
-        if not inside:
+        matches = [match for match in _matches(path) if _is_input(match)]
+        if not matches:
             raise FileNotFoundError(f"{path} matches no image or video")
-        yield from inside
+        parts = path.parent.parts
+        num_fixed = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))
+        start = Path(*parts[:num_fixed])
+        yield from (Input(match, match.parent.relative_to(start)) for match in matches)
 
 
 def _matches(pattern: Path) -> list[Path]:
-    """Return what a pattern matches, sorted; ``**`` enters each folder once, however it is linked.
+    """Return the sorted matches of a pattern; ``**`` enters each folder once, despite links.
 
-    ``glob`` would follow a link to a folder above it forty times, and two of them for ever.
+    ``glob`` would follow a link to a parent folder forty times, and two such links endlessly.
     """
     if "**" not in pattern.parts:
         return [Path(match) for match in sorted(glob(str(pattern)))]
-    at = pattern.parts.index("**")
-    rest = pattern.parts[at + 1 :] or ("*",)
-    folders = [folder for start in _matches(Path(*pattern.parts[:at])) for folder in _tree(start)]
-    found = [match for folder in folders for match in _matches(Path(escape(folder), *rest))]
-    return sorted(set(found))
+    index = pattern.parts.index("**")
+    rest = pattern.parts[index + 1 :] or ("*",)
+    starts = _matches(Path(*pattern.parts[:index]))
+    folders = [folder for start in starts for folder in _walk(start)]
+    return sorted({match for f in folders for match in _matches(Path(escape(f), *rest))})
 
 
-def _tree(start: Path) -> Iterator[str]:
-    """Yield a folder and all in it that are not hidden, those that links lead to last."""
-    waiting, entered = [str(start)], set()
-    while waiting:
-        for folder, inside, _ in os.walk(waiting.pop(0)):
+def _walk(start: Path) -> Iterator[str]:
+    """Yield a folder and all visible folders below it, linked ones last."""
+    queue, entered = [str(start)], set()
+    while queue:
+        for folder, subfolders, _ in os.walk(queue.pop(0)):
             if os.path.realpath(folder) in entered:
-                inside.clear()
+                subfolders.clear()
                 continue
             entered.add(os.path.realpath(folder))
-            inside[:] = sorted(name for name in inside if not name.startswith("."))
-            paths = [os.path.join(folder, name) for name in inside]
-            waiting += [path for path in paths if os.path.islink(path)]
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+            paths = [os.path.join(folder, name) for name in subfolders]
+            queue += [path for path in paths if os.path.islink(path)]
             yield folder
 
 
-def _counts(path: Path) -> bool:
-    """Say whether a file that was not named itself is an image or a video."""
-    known = path.suffix.lower() in IMAGES + VIDEOS
-    return known and not path.name.startswith(".") and not path.is_dir()
-
-
-def _start(pattern: Path) -> Path:
-    """Return the folder at which a pattern starts to be one."""
-    parts = pattern.parent.parts
-    plain = next((number for number, part in enumerate(parts) if has_magic(part)), len(parts))
-    return Path(*parts[:plain])
+def _is_input(path: Path) -> bool:
+    """Return True if a path in a folder is a visible image or video file."""
+    has_suffix = path.suffix.lower() in IMAGES + VIDEOS
+    return has_suffix and not path.name.startswith(".") and not path.is_dir()

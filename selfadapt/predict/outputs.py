@@ -1,4 +1,4 @@
-"""What is written of a result: masks for programs, pictures for people."""
+"""Output files for a result: masks for programs, pictures for people."""
 
 import os
 import zipfile
@@ -28,32 +28,32 @@ OUTPUTS = {
     "panel": "image, source prediction, prediction and confidence, side by side",
     "probs": "the probability of every class at each pixel, as a NumPy file (.npz)",
 }
-"""What can be written for NAME.jpg: NAME_label.png and so on."""
+"""Kinds of output: for NAME.jpg, NAME_label.png and so on."""
 DEFAULT = ("label", "color", "overlay", "confidence")
 SHOW_IMAGE = {"overlay", "panel"}
-NOT_OF_VIDEOS = {"probs"}
-QUICK = {"overlay": 1, "confidence": 1, "panel": 1}
-"""Compression of what varies as a photograph does: 3 to 5 times as fast, up to a quarter larger."""
+IMAGES_ONLY = {"probs"}
+COMPRESS_LEVELS = {"overlay": 1, "confidence": 1, "panel": 1}
+"""PNG compression of photographic content: 3 to 5 times as fast, up to 25 % larger."""
 CLASSES, LEGEND = "classes.json", "legend.png"
-"""Written once for a folder: index, name and colour of each class, and the same to look at."""
+"""Written once per folder: index, name and colour of each class, and the same as a picture."""
 
 
 @dataclass(frozen=True)
 class Masks:
-    """What is kept of a result: two or three bytes for each pixel, on the CPU."""
+    """The parts of a result that are written: two or three bytes per pixel, on the CPU."""
 
     label: Tensor
     """Most likely class ``(H, W)``, uint8; uint16 for more than 256 classes."""
     confidence: Tensor
     """Its probability ``(H, W)``, from 0 to 255."""
     names: tuple[str, ...]
-    """The classes."""
+    """Names of the classes."""
     source: Tensor | None = None
-    """Most likely class for the network as trained ``(H, W)``, if that was asked for."""
+    """Most likely class for the network as trained ``(H, W)``, if requested."""
     colors: Sequence[Color] = ()
-    """A colour for each class; empty: the usual ones."""
+    """A colour for each class; empty: the default colours."""
     probs: Tensor | ResizedMap | None = None
-    """Class probabilities ``(C, H, W)``, if they are to be written."""
+    """Class probabilities ``(C, H, W)``, if requested."""
     adapted: bool = False
     """The network took gradient steps."""
 
@@ -62,13 +62,13 @@ class Masks:
             object.__setattr__(self, "colors", predicted_colors(self.names, len(self.names)))
 
     def shares(self) -> list[float]:
-        """Return the share of the pixels that each class has."""
+        """Return the fraction of pixels of each class."""
         counts = np.bincount(self.label.numpy().ravel(), minlength=len(self.names))
         return [round(float(share), 6) for share in counts / self.label.numel()]
 
 
 def check_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
-    """Return kinds of output in their usual order, or raise ValueError for what is none."""
+    """Return kinds of output in a fixed order; raise ValueError for unknown ones."""
     for kind in outputs:
         if kind not in OUTPUTS:
             raise ValueError(
@@ -82,9 +82,9 @@ def check_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
 def output_paths(
     base: Path, outputs: Sequence[str] = DEFAULT, *, video: bool = False
 ) -> dict[str, Path]:
-    """Return the files written for one image or video, by what they show.
+    """Return the output paths of an image or video by kind.
 
-    The labels of a video are a folder of PNGs, one for each frame; all else of it is videos.
+    The labels of a video are a folder of PNGs, one for each frame; its other outputs are videos.
     """
     endings = dict.fromkeys(outputs, ".mp4" if video else ".png")
     endings |= {"label": ""} if video else {"probs": ".npz"}
@@ -92,13 +92,13 @@ def output_paths(
 
 
 def masks_of(result: Result, classes: Classes | None = None, *, probs: bool = False) -> Masks:
-    """Return what is written of a result; the work is done where the result is.
+    """Return the parts of a result that are written, computed on the device of the result.
 
     Args:
         result: The result.
         classes: Names of its classes, with colours if it is a mapping.
-        probs: The probabilities are to be written, too. They stay as the result has them: those of
-            large images are made as they are written, a few classes at a time.
+        probs: Include the probabilities. Those of large images stay at their stored size, and are
+            resized while they are written, a few classes at a time.
     """
     names = predicted_names(classes, result.num_classes)
     kind = torch.uint8 if len(names) <= 256 else torch.uint16
@@ -118,7 +118,7 @@ def masks_of(result: Result, classes: Classes | None = None, *, probs: bool = Fa
 def pictures_of(
     masks: Masks, image: Image | None, outputs: Sequence[str]
 ) -> dict[str, PILImage.Image]:
-    """Return the pictures of an image, by what they show."""
+    """Return the pictures of an image by kind."""
     pictures: dict[str, PILImage.Image] = {}
     shown = None
     if set(outputs) & SHOW_IMAGE:
@@ -144,8 +144,8 @@ def panel(
 ) -> PILImage.Image:
     """Return photo, source prediction, prediction and confidence with headings and a legend.
 
-    What there is nothing of is black. Panels of one size of image and the same classes have one
-    size, as the frames of a video must.
+    Missing parts are black. Panels of images of one size with the same classes have one size, as
+    the frames of a video must.
     """
     shown = dict.fromkeys(("photo", "as trained", "prediction", "confidence"))
     pictures: dict[str, PILImage.Image | None] = {**shown, "photo": image}
@@ -169,21 +169,23 @@ def panel(
 
 def side_by_side(*pictures: PILImage.Image) -> PILImage.Image:
     """Return pictures of the same height in a row."""
-    row = PILImage.new("RGB", (sum(one.width for one in pictures), pictures[0].height))
+    width = sum(picture.width for picture in pictures)
+    row = PILImage.new("RGB", (width, pictures[0].height))
     left = 0
-    for one in pictures:
-        row.paste(one, (left, 0))
-        left += one.width
+    for picture in pictures:
+        row.paste(picture, (left, 0))
+        left += picture.width
     return row
 
 
 def below(*pictures: PILImage.Image) -> PILImage.Image:
     """Return pictures of the same width in a column."""
-    column = PILImage.new("RGB", (pictures[0].width, sum(one.height for one in pictures)))
+    height = sum(picture.height for picture in pictures)
+    column = PILImage.new("RGB", (pictures[0].width, height))
     top = 0
-    for one in pictures:
-        column.paste(one, (0, top))
-        top += one.height
+    for picture in pictures:
+        column.paste(picture, (0, top))
+        top += picture.height
     return column
 
 
@@ -194,7 +196,7 @@ def write_result(
     classes: Classes | None = None,
     outputs: Sequence[str] = DEFAULT,
 ) -> None:
-    """Write what is asked for of a result, see ``OUTPUTS``; overlay and panel show the image."""
+    """Write some kinds of output of a result, see ``OUTPUTS``; overlay and panel need the image."""
     masks = result
     if isinstance(result, Result):
         masks = masks_of(result, classes, probs="probs" in outputs)
@@ -217,25 +219,25 @@ def save_result(
     classes: Classes | None = None,
     overwrite: bool = False,
 ) -> dict[str, Path]:
-    """Write a result and its classes to a folder, see ``Result.save``."""
+    """Write a result and its classes to a folder; see ``Result.save``."""
     if outputs is None:
         outputs = [kind for kind in DEFAULT if image is not None or kind not in SHOW_IMAGE]
     outputs = check_outputs([outputs] if isinstance(outputs, str) else outputs)
     if name is None:
         name = Path(image).stem if isinstance(image, str | os.PathLike) else "image"
     if name != Path(name).name or not name:
-        raise ValueError(f"name must be what file names start with, without folders, got {name!r}")
+        raise ValueError(f"name must be a prefix of file names without folders, got {name!r}")
     names = predicted_names(classes, result.num_classes)
     colors = predicted_colors(classes, len(names))
     paths = output_paths(folder / name, outputs)
     if not overwrite:
-        present = [path for path in paths.values() if path.exists()]
-        about = folder / CLASSES
-        if about.exists() and not _says(about, classes_json(names, colors)):
-            present.append(about)
-        if present:
+        existing = [path for path in paths.values() if path.exists()]
+        classes_path = folder / CLASSES
+        if classes_path.exists() and not _has_text(classes_path, classes_json(names, colors)):
+            existing.append(classes_path)
+        if existing:
             raise FileExistsError(
-                f"{present[0]} would be replaced; choose another name or folder, or say "
+                f"{existing[0]} would be replaced; choose another name or folder, or use "
                 "overwrite=True"
             )
     write_result(result, image, folder / name, classes, outputs)
@@ -244,22 +246,22 @@ def save_result(
 
 
 def write_png(picture: PILImage.Image, path: Path, kind: str) -> None:
-    """Write a picture that shows some kind of output."""
-    level = {"compress_level": QUICK[kind]} if kind in QUICK else {}
-    with atomic_write(path) as aside:
-        picture.save(aside, format="PNG", **level)
+    """Write a picture of some kind of output as PNG."""
+    level = {"compress_level": COMPRESS_LEVELS[kind]} if kind in COMPRESS_LEVELS else {}
+    with atomic_write(path) as temporary:
+        picture.save(temporary, format="PNG", **level)
 
 
 def write_probs(probs: Tensor | ResizedMap, names: Sequence[str], path: Path) -> None:
     """Write ``probs`` ``(C, H, W)`` as float16 and the names of the classes to an ``.npz`` file.
 
-    Only some classes are held at a time, whatever the size of the whole.
+    Only a few classes are in memory at a time.
     """
     shape = len(names), *probs.shape[-2:]
     header: dict[str, Any] = {"descr": "<f2", "fortran_order": False, "shape": shape}
     with (
-        atomic_write(path) as aside,
-        zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        atomic_write(path) as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
     ):
         with archive.open("probs.npy", "w", force_zip64=True) as file:
             np.lib.format.write_array_header_1_0(file, header)
@@ -271,14 +273,14 @@ def write_probs(probs: Tensor | ResizedMap, names: Sequence[str], path: Path) ->
 
 
 def write_classes(folder: Path, names: Sequence[str], colors: Sequence[Color]) -> None:
-    """Write which index and colour each class has, for programs and for people."""
+    """Write the index, name and colour of each class, as JSON and as a legend."""
     text = classes_json(names, colors)
-    if (folder / LEGEND).exists() and _says(folder / CLASSES, text):
+    if (folder / LEGEND).exists() and _has_text(folder / CLASSES, text):
         return
     write_png(legend(names, colors), folder / LEGEND, "legend")
-    with atomic_write(folder / CLASSES) as aside:
-        aside.write_text(text)
+    with atomic_write(folder / CLASSES) as temporary:
+        temporary.write_text(text)
 
 
-def _says(path: Path, text: str) -> bool:
+def _has_text(path: Path, text: str) -> bool:
     return path.is_file() and path.read_text(errors="replace") == text

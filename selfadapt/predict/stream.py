@@ -1,4 +1,4 @@
-"""The loop from images to masks: reading and writing go on while the network works."""
+"""The loop from images to masks: files are read and written while the network runs."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -20,42 +20,42 @@ from selfadapt.predict.outputs import DEFAULT, Masks, masks_of, write_result
 from selfadapt.prefetch import num_readers, prefetch
 from selfadapt.result import Result
 
-AHEAD = 2
-"""How many images or frames are taken from where they are read before the network gets to them."""
-WAITING = 8
-"""How many results are being written or wait for it; the network waits rather than add to them."""
+READ_AHEAD = 2
+"""Number of images or frames that are read ahead of the network."""
+MAX_PENDING = 8
+"""Maximum number of results being written or queued; beyond it the network waits."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """An image to segment, as it was read: a file, or a frame of a video."""
+    """An image to segment: a file, or a frame of a video."""
 
     key: Any
     image: Image | Exception
     """The image, or why it could not be read."""
     write: Callable[[Masks, Image], None]
-    """Writes what becomes of it."""
+    """Writes its outputs."""
     notes: tuple[str, ...] = ()
-    """What is to be known of it beside the notes of its result."""
+    """Notes in addition to those of its result."""
 
 
 @dataclass(frozen=True)
 class Segmented:
-    """What is to be known of an image whose files are there."""
+    """Outcome of an image whose outputs are written."""
 
     result: Result
     """The result, without its maps."""
     width: int
     height: int
     shares: list[float]
-    """The share of the pixels that each class has."""
+    """Fraction of pixels of each class."""
 
 
 Units = Generator[Unit, None, None]
-Outcome = Segmented | Exception
-Outcomes = Generator[tuple[Any, Outcome], None, None]
-Record = Callable[[Any, Outcome], None]
-"""Takes what came of an image as soon as its files are there."""
+UnitOutcome = Segmented | Exception
+UnitOutcomes = Generator[tuple[Any, UnitOutcome], None, None]
+Record = Callable[[Any, UnitOutcome], None]
+"""Called with key and outcome of an image as soon as its outputs are written."""
 
 
 def predict(
@@ -65,8 +65,8 @@ def predict(
     classes: Classes | None = None,
     outputs: Sequence[str] = DEFAULT,
     record: Record = lambda key, outcome: None,
-) -> Outcomes:
-    """Segment image files and write theirs; yield what came of each, see ``stream``."""
+) -> UnitOutcomes:
+    """Segment image files and write their outputs; yield the outcome of each, see ``stream``."""
     units = image_units(method, images, bases, outputs)
     return stream(method, units, classes, record, probs="probs" in outputs)
 
@@ -77,23 +77,23 @@ def image_units(
     bases: Sequence[Path],
     outputs: Sequence[str],
 ) -> Units:
-    """Read image files."""
-    in_color = _takes_color(method)
+    """Yield the units of image files, which are read ahead."""
+    takes_rgb = _takes_rgb(method)
 
     def read(path: Path) -> tuple[Image | Exception, tuple[str, ...]]:
         try:
-            image = read_image(path) if in_color else path  # which the method reads itself
+            image = read_image(path) if takes_rgb else path  # else the method reads it
         except (ValueError, FileNotFoundError) as error:
             return error, ()
         return image, picture_notes(path)
 
-    with closing(prefetch(read, images, num_readers())) as every:
-        for path, base, (image, notes) in zip(images, bases, every, strict=True):
+    with closing(prefetch(read, images, num_readers())) as loaded:
+        for path, base, (image, notes) in zip(images, bases, loaded, strict=True):
             yield Unit(path, image, partial(write_result, base=base, outputs=outputs), notes)
 
 
 def picture_notes(path: Path) -> tuple[str, ...]:
-    """Return the note of a file of which only the first picture is segmented, if it is one."""
+    """Return a note for a file of several pictures, of which only the first is segmented."""
     number = count_frames(path)
     return (f"the file has {number} pictures, and the first is segmented",) if number > 1 else ()
 
@@ -105,50 +105,50 @@ def stream(
     record: Record = lambda key, outcome: None,
     *,
     probs: bool = False,
-) -> Outcomes:
-    """Segment each image and write its files; yield what came of it, or why nothing did.
+) -> UnitOutcomes:
+    """Segment each image and write its outputs; yield key and outcome, which may be an error.
 
-    The next images are read and earlier results written while the network works, which it does in
-    the caller's thread. An image is yielded once its files are there, in the order given, and
-    without the maps of its result: those would pile up. As the network may be busy with the next
-    image by then, ``record`` is called at once, by the thread that wrote the files. What ends the
-    network's work, Ctrl-C among it, is raised after what was segmented before is written and
-    yielded. Whoever stops before the end closes the generator, which ends its threads; what they
-    have begun to write becomes whole. With ``probs``, the probabilities are kept until they are
-    written, those of one image at a time.
+    The network runs in the caller's thread, while other threads read the next images and write
+    earlier results. An image is yielded in the given order once its outputs are written, without
+    the maps of its result, which would fill the memory. ``record`` is called earlier, by the thread
+    that has written the outputs: by then the network may be busy with the next image. An exception
+    that stops the network, also Ctrl-C, is raised after earlier results are written and yielded. A
+    caller that stops before the end must close the generator, which ends its threads; files that
+    they have begun are completed. With ``probs``, the probabilities of one image at a time are kept
+    until they are written.
     """
-    most = 1 if probs else WAITING
-    waiting: deque[tuple[Any, Future[Outcome] | Exception]] = deque()
-    num_writers = min(WAITING, num_cores())
+    max_pending = 1 if probs else MAX_PENDING
+    pending: deque[tuple[Any, Future[UnitOutcome] | Exception]] = deque()
+    num_writers = min(MAX_PENDING, num_cores())
     with closing(units), _threads(1) as reader, _threads(num_writers) as writers:
         try:
-            for unit in _ahead(reader, units):
-                done = _segment(method, unit, classes, probs)
-                while len(waiting) >= most:
-                    yield _written(*waiting.popleft())
-                if isinstance(done, Exception):
-                    record(unit.key, done)
-                    waiting.append((unit.key, done))
+            for unit in _read_ahead(reader, units):
+                segmented = _segment(method, unit, classes, probs)
+                while len(pending) >= max_pending:
+                    yield _wait(*pending.popleft())
+                if isinstance(segmented, Exception):
+                    record(unit.key, segmented)
+                    pending.append((unit.key, segmented))
                 else:
-                    waiting.append((unit.key, writers.submit(_write, unit, *done, record)))
-                while waiting and _is_done(waiting[0][1]):
-                    yield _written(*waiting.popleft())
-        except (KeyboardInterrupt, Exception):  # not GeneratorExit, after which nobody listens
-            yield from _rest(waiting)
+                    pending.append((unit.key, writers.submit(_write, unit, *segmented, record)))
+                while pending and _is_done(pending[0][1]):
+                    yield _wait(*pending.popleft())
+        except (KeyboardInterrupt, Exception):  # not GeneratorExit, after which one must not yield
+            yield from _drain(pending)
             raise
-        yield from _rest(waiting)
+        yield from _drain(pending)
 
 
-def _takes_color(method: Callable[[Image], Result]) -> bool:
-    """Say whether the networks of a method are known to take the three channels of a picture."""
+def _takes_rgb(method: Callable[[Image], Result]) -> bool:
+    """Return True if the networks of a method take RGB images for sure."""
     members = getattr(method, "members", (method,))
     interfaces = [getattr(member, "interface", None) for member in members]
-    return all(isinstance(it, Interface) and it.channels in (None, 3) for it in interfaces)
+    return all(isinstance(i, Interface) and i.channels in (None, 3) for i in interfaces)
 
 
 @contextmanager
 def _threads(number: int) -> Iterator[ThreadPoolExecutor]:
-    """Lend threads; on leaving, they finish what they have begun and end."""
+    """Start threads; at the end, they finish the tasks they have begun and stop."""
     pool = ThreadPoolExecutor(number)
     try:
         yield pool
@@ -156,11 +156,11 @@ def _threads(number: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _ahead(reader: ThreadPoolExecutor, units: Units) -> Iterator[Unit]:
-    """Yield each image as it is read, while those after it are read."""
+def _read_ahead(reader: ThreadPoolExecutor, units: Units) -> Iterator[Unit]:
+    """Yield each unit while the next ones are read."""
     reading: deque[Future[Unit | None]] = deque()
     while True:
-        while len(reading) <= AHEAD:
+        while len(reading) <= READ_AHEAD:
             reading.append(reader.submit(next, units, None))
         unit = reading.popleft().result()
         if unit is None:
@@ -171,7 +171,7 @@ def _ahead(reader: ThreadPoolExecutor, units: Units) -> Iterator[Unit]:
 def _segment(
     method: Callable[[Image], Result], unit: Unit, classes: Classes | None, probs: bool
 ) -> tuple[Result, Masks] | Exception:
-    """Return the result without its maps, and what is written of it; or what failed."""
+    """Return the result without its maps, and its masks; or the error."""
     if isinstance(unit.image, Exception):
         return unit.image
     try:
@@ -180,24 +180,24 @@ def _segment(
         return error
     except (torch.OutOfMemoryError, MemoryError, OSError):
         raise
-    except Exception as error:  # the network's
+    except Exception as error:  # raised by the network
         return ValueError(f"the network failed: {described(error)}")
-    none = torch.empty(result.num_classes, 0, 0)
-    slim = result._replace(
-        probs=none, source_probs=None, fused_probs=None, pseudo_label=None, image=None,
+    empty = torch.empty(result.num_classes, 0, 0)
+    without_maps = result._replace(
+        probs=empty, source_probs=None, fused_probs=None, pseudo_label=None, image=None,
         notes=(*unit.notes, *result.notes),
     )  # fmt: skip
-    return slim, masks_of(result, classes, probs=probs)
+    return without_maps, masks_of(result, classes, probs=probs)
 
 
-def _write(unit: Unit, result: Result, masks: Masks, record: Record) -> Outcome:
-    """Write the files of an image and record it."""
+def _write(unit: Unit, result: Result, masks: Masks, record: Record) -> UnitOutcome:
+    """Write the outputs of an image and record it."""
     assert not isinstance(unit.image, Exception)
     height, width = masks.label.shape
-    outcome: Outcome = Segmented(result, width, height, masks.shares())
+    outcome: UnitOutcome = Segmented(result, width, height, masks.shares())
     try:
         unit.write(masks, unit.image)
-    except (ValueError, OSError) as error:  # of the outputs, unless it is the image that is gone
+    except (ValueError, OSError) as error:  # not an error of the image unless it has disappeared
         if not isinstance(unit.image, Path) or unit.image.is_file():
             raise
         outcome = error
@@ -205,16 +205,16 @@ def _write(unit: Unit, result: Result, masks: Masks, record: Record) -> Outcome:
     return outcome
 
 
-def _rest(waiting: deque[tuple[Any, Future[Outcome] | Exception]]) -> Outcomes:
-    """Yield what is still being written."""
-    while waiting:
-        yield _written(*waiting.popleft())
+def _drain(pending: deque[tuple[Any, Future[UnitOutcome] | Exception]]) -> UnitOutcomes:
+    """Yield the outcomes that are still being written."""
+    while pending:
+        yield _wait(*pending.popleft())
 
 
-def _is_done(writing: Future[Outcome] | Exception) -> bool:
+def _is_done(writing: Future[UnitOutcome] | Exception) -> bool:
     return isinstance(writing, Exception) or writing.done()
 
 
-def _written(key: Any, writing: Future[Outcome] | Exception) -> tuple[Any, Outcome]:
-    """Wait until the files of an image are there, or raise what kept them from it."""
+def _wait(key: Any, writing: Future[UnitOutcome] | Exception) -> tuple[Any, UnitOutcome]:
+    """Wait until the outputs of an image are written; raise the error if that failed."""
     return key, writing if isinstance(writing, Exception) else writing.result()

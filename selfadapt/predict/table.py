@@ -1,4 +1,4 @@
-"""``predictions.csv``: what came of each file, on one line."""
+"""``predictions.csv``: the outcome of each file, one per row."""
 
 import csv
 import io
@@ -13,24 +13,24 @@ from selfadapt.journal import Row
 COLUMNS = (
     "file", "output", "status", "reason", "frames", "width", "height", "ms", "notes",
 )  # fmt: skip
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a cell starts with that spreadsheets run; such a text gets a ' in front."""
+FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
+"""Prefixes of cells that spreadsheets run as formulas; such texts get a leading '."""
 
 
 def write_table(
     path: Path, rows: Sequence[Row], names: Mapping[str, str], classes: Sequence[str]
 ) -> None:
-    """Write a line for each row, with the share of the pixels that each class has.
+    """Write the table of some rows, with the fraction of pixels of each class.
 
     Args:
         path: The table.
-        rows: What came of the files.
-        names: What the outputs of each file start with.
-        classes: Names of the classes; none: not known so far.
+        rows: The rows of the journal.
+        names: Prefix of the output names of each file.
+        classes: Names of the classes; empty: not known yet.
     """
     with (
-        atomic_write(path) as aside,
-        aside.open("w", newline="", errors="surrogateescape") as file,
+        atomic_write(path) as temporary,
+        temporary.open("w", newline="", errors="surrogateescape") as file,
     ):
         file.write(_line([*COLUMNS, *(f"share_{name}" for name in classes)]))
         for row in rows:
@@ -38,11 +38,11 @@ def write_table(
 
 
 def append_to_table(path: Path, row: Row, names: Mapping[str, str], classes: Sequence[str]) -> None:
-    """Append the line of a row to a table, which several processes may do at once."""
+    """Append a row to a table; several processes may do so at the same time."""
     line = _line(_cells(row, names, classes)).encode(errors="surrogateescape")
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
-    except FileNotFoundError:  # removed by somebody; it is written anew at the end
+    except FileNotFoundError:  # removed by someone; it is written again at the end
         return
     try:
         os.write(file, line)
@@ -54,7 +54,7 @@ def _line(cells: Sequence[Any]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(
         [
-            f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
+            f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_PREFIXES) else cell
             for cell in cells
         ]
     )
@@ -62,11 +62,11 @@ def _line(cells: Sequence[Any]) -> str:
 
 
 def _cells(row: Row, names: Mapping[str, str], classes: Sequence[str]) -> list[Any]:
-    about = {
+    values = {
         "output": names[row["file"]],
         "status": "failed" if "error" in row else "done",
         "reason": row.get("error", ""),
         "notes": "; ".join(row.get("notes", ())),
     }
-    cells = [about.get(column, row.get(column, "")) for column in COLUMNS]
+    cells = [values.get(column, row.get(column, "")) for column in COLUMNS]
     return [*cells, *row.get("shares", [""] * len(classes))]

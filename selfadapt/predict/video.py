@@ -1,9 +1,9 @@
-"""Videos: their frames as images, and frames put together to videos again.
+"""Videos: reading their frames, and writing videos of their masks.
 
-A video is segmented frame by frame, and every frame by the network as trained: nothing is carried
-from one to the next. What is kept of a frame are small PNGs, each whole or not there, from which
-the videos are made at the end, when all frames are there. So the work on a video can end at any
-moment, and be shared by processes.
+A video is segmented frame by frame, each starting from the network as trained: no state is carried
+over. The masks of a frame are kept as small PNGs, written atomically, from which the videos are
+written when all frames are done. So the work on a video can be interrupted at any moment, and
+shared by several processes.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -24,75 +24,76 @@ from selfadapt.labels import Color
 from selfadapt.optional import import_optional
 from selfadapt.predict.outputs import Masks, panel, side_by_side
 
-USUAL_RATE = Fraction(25)
-"""Frames a second of a video that does not say."""
+DEFAULT_RATE = Fraction(25)
+"""Frames per second of a video that does not specify it."""
 CODEC = {"name": "libx264", "options": {"crf": "18", "preset": "veryfast"}}
 
 
 @dataclass
-class Reading:
-    """What was found out of a video while it was read."""
+class VideoInfo:
+    """What is known about a video after reading its frames."""
 
     num_frames: int = 0
-    rate: Fraction = USUAL_RATE
-    """Frames a second."""
+    rate: Fraction = DEFAULT_RATE
+    """Frames per second."""
     varies: bool = False
-    """Some frame comes more than half a frame from where this rate would have it."""
-    trouble: str | None = None
-    """Why the rest of it could not be read."""
+    """Whether some frame is off the constant frame rate by more than half a frame."""
+    error: str | None = None
+    """Why its remaining frames could not be read."""
 
 
-def read_frames(path: Path, reading: Reading) -> Generator[Any, None, None]:
-    """Yield the frames of a video, and write down what is found out of it on the way.
+def read_frames(path: Path, info: VideoInfo) -> Generator[Any, None, None]:
+    """Yield the frames of a video, and fill in ``info`` meanwhile.
 
-    Where it cannot be read to its end, the frames before that are all there are.
+    If the video cannot be read to its end, ``info.error`` is set after the last readable frame.
     """
     av = import_optional("av", "video")
-    if not path.is_file():  # a pipe would be waited for
-        kind = "a video must be a file, but {} is none" if path.exists() else "there is no video {}"
-        reading.trouble = kind.format(path)
+    if not path.is_file():  # opening a pipe would block
+        exists = path.exists()
+        info.error = f"the video {path} is not a file" if exists else f"there is no video {path}"
         return
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
-                raise ValueError("it has no pictures")
+                raise ValueError("it has no video stream")
             source = container.streams.video[0]
             source.thread_type = "AUTO"
-            reading.rate = _rate(source)
+            info.rate = _rate(source)
             first, late = None, Fraction(0)
             for frame in container.decode(source):
                 if frame.pts is not None:
                     first = frame.pts if first is None else first
                     late = (frame.pts - first) * frame.time_base
-                    stray = abs(late - reading.num_frames / reading.rate)
-                    reading.varies |= stray > 1 / reading.rate / 2
-                reading.num_frames += 1
+                    stray = abs(late - info.num_frames / info.rate)
+                    info.varies |= stray > 1 / info.rate / 2
+                info.num_frames += 1
                 yield frame
-            if reading.num_frames < source.frames:
-                raise ValueError(f"it says that it has {source.frames} frames")
-            if not source.frames and _is_short(container, reading, late):
-                raise ValueError(f"it says that it lasts {container.duration / 1e6:.1f} seconds")
+            if info.num_frames < source.frames:
+                raise ValueError(f"its header says {source.frames} frames")
+            if not source.frames and _is_short(container, info, late):
+                raise ValueError(f"its header says {container.duration / 1e6:.1f} seconds")
     except (av.error.FFmpegError, ValueError) as error:
-        found = getattr(error, "strerror", None) or error
-        where = f" after frame {reading.num_frames}" if reading.num_frames else ""
-        reading.trouble = f"{path} cannot be read{where}, it may be cut off or damaged: {found}"
-    if not reading.num_frames and reading.trouble is None:
-        reading.trouble = f"{path} is a video without frames"
+        reason = getattr(error, "strerror", None) or error
+        where = f" after frame {info.num_frames}" if info.num_frames else ""
+        info.error = f"{path} cannot be read{where}, it may be cut off or damaged: {reason}"
+    if not info.num_frames and info.error is None:
+        info.error = f"{path} is a video without frames"
 
 
-def _is_short(container: Any, reading: Reading, last: Fraction) -> bool:
-    """Say whether a video ends long before it says it does.
+def _is_short(container: Any, info: VideoInfo, last: Fraction) -> bool:
+    """Return True if a video ends long before the duration in its header.
 
-    Sound may well go on after it, and the last frame of a video without a fixed rate.
+    Not checked with an audio stream, which may be longer, nor with a variable frame rate, where the
+    last frame may be shown for long.
     """
-    if not container.duration or len(container.streams) > 1 or reading.varies:
+    if not container.duration or len(container.streams) > 1 or info.varies:
         return False
     rest = Fraction(container.duration, 1_000_000) - last
-    return rest > max(3 / reading.rate, last / 20)
+    return rest > max(3 / info.rate, last / 20)
 
 
 def guess_num_frames(path: Path) -> int:
-    """Return how many frames a video says it has; 0 if it does not."""
+    """Return the number of frames according to a video's header; 0 if unknown."""
     av = import_optional("av", "video")
     if not path.is_file():
         return 0
@@ -106,22 +107,22 @@ def guess_num_frames(path: Path) -> int:
 
 
 def guess_frame_size(path: Path) -> tuple[int, int]:
-    """Return width and height of a video's frames, as it says, or raise ValueError."""
+    """Return width and height of the frames according to a video's header, or raise ValueError."""
     av = import_optional("av", "video")
     try:
         with av.open(str(path)) as container:
             source = container.streams.video[0]
             return source.width, source.height
     except (av.error.FFmpegError, LookupError) as error:
-        raise ValueError(f"{path} does not say what size its frames have") from error
+        raise ValueError(f"the frame size of {path} cannot be read") from error
 
 
 def _rate(source: Any) -> Fraction:
-    return source.average_rate or source.guessed_rate or USUAL_RATE
+    return source.average_rate or source.guessed_rate or DEFAULT_RATE
 
 
 def pixels(frame: Any) -> np.ndarray:
-    """Return a frame ``(H, W, 3)`` as it is to be seen: phones lay videos on their side."""
+    """Return a frame ``(H, W, 3)`` upright: videos of phones may be stored rotated."""
     turns = round(getattr(frame, "rotation", 0) / 90)
     return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), turns))
 
@@ -129,48 +130,48 @@ def pixels(frame: Any) -> np.ndarray:
 def write_videos(
     path: Path,
     paths: dict[str, Path],
-    reading: Reading,
+    info: VideoInfo,
     masks_at: Callable[[int], Masks | None],
     names: Sequence[str],
     colors: Sequence[Color],
 ) -> None:
-    """Read a video once more and write what was made of it.
+    """Read a video again and write videos of its masks.
 
     Args:
         path: The video.
-        paths: The videos to write, by what they show.
-        reading: What was found out when it was read.
-        masks_at: Gives what is to be shown of a frame; None: that frame could not be segmented.
-        names: The classes.
-        colors: Theirs.
+        paths: The videos to write, by kind.
+        info: What is known about the video from the first reading.
+        masks_at: Returns the masks of a frame; None if it could not be segmented.
+        names: Names of the classes.
+        colors: Colours of the classes.
 
     Raises:
-        ValueError: It cannot be read any more.
+        ValueError: It can no longer be read.
     """
     draw = partial(_pictures, kinds=tuple(paths), names=names, colors=colors)
-    again = Reading()
+    new_info = VideoInfo()
     with ExitStack() as stack:
-        asides = {kind: stack.enter_context(atomic_write(p)) for kind, p in paths.items()}
+        temporary = {kind: stack.enter_context(atomic_write(p)) for kind, p in paths.items()}
         writers: dict[str, VideoWriter] = {}
         size, start = None, None
-        for number, frame in enumerate(read_frames(path, again)):
+        for number, frame in enumerate(read_frames(path, new_info)):
             image = PILImage.fromarray(pixels(frame))
             size = size or image.size
             start = frame.pts if start is None else start
             time: int | None = number
-            if reading.varies and start is not None:
+            if info.varies and start is not None:
                 time = None if frame.pts is None else frame.pts - start
             for kind, picture in draw(image, masks_at(number)).items():
                 if kind not in writers:
-                    varies = reading.varies and start is not None
-                    base = frame.time_base if varies else 1 / reading.rate
-                    writer = VideoWriter(asides[kind], picture.size, reading.rate, base)
+                    varies = info.varies and start is not None
+                    base = frame.time_base if varies else 1 / info.rate
+                    writer = VideoWriter(temporary[kind], picture.size, info.rate, base)
                     writers[kind] = stack.enter_context(writer)
                 if image.size != size:
                     picture = picture.resize(writers[kind].size)
                 writers[kind].add(picture, time)
         if not writers:
-            raise ValueError(again.trouble)
+            raise ValueError(new_info.error)
         for writer in writers.values():
             writer.finish()
 
@@ -182,7 +183,7 @@ def _pictures(
     names: Sequence[str],
     colors: Sequence[Color],
 ) -> dict[str, PILImage.Image]:
-    """Return the pictures of a frame; what could not be segmented is black."""
+    """Return the pictures of a frame by kind; without masks they are black."""
     black = PILImage.new("RGB", image.size)
     painted = black if masks is None else colored(masks.label, colors)
     makers: dict[str, Callable[[], PILImage.Image]] = {
@@ -199,13 +200,13 @@ def _pictures(
 
 
 class VideoWriter:
-    """Writes pictures as an H.264 video, which players and browsers show.
+    """Writes pictures as an H.264 video, which players and browsers can show.
 
     Args:
         path: The file.
-        size: Width and height of the pictures; one that is odd gains a line of black.
-        rate: Frames a second.
-        time_base: What one unit of a picture's time is, in seconds.
+        size: Width and height of the pictures; odd ones are padded by a black line.
+        rate: Frames per second.
+        time_base: Unit of the time stamps of the pictures, in seconds.
     """
 
     def __init__(
@@ -226,17 +227,17 @@ class VideoWriter:
         self._last = -1
 
     def add(self, picture: PILImage.Image, time: int | None) -> None:
-        """Append a picture, to be shown from a time on; it comes after the one before."""
+        """Append a picture with a time stamp, increased if it is not after the last one."""
         self._last = self._last + 1 if time is None else max(time, self._last + 1)
-        wanted = (self._stream.width, self._stream.height)
-        if picture.size != wanted:
-            picture = picture.crop((0, 0, *wanted))
+        size = (self._stream.width, self._stream.height)
+        if picture.size != size:
+            picture = picture.crop((0, 0, *size))
         frame = self._av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")
         frame.pts, frame.time_base = self._last, self._time_base
         self._container.mux(self._stream.encode(frame))
 
     def finish(self) -> None:
-        """Write what is still held back."""
+        """Write the frames that the encoder has buffered."""
         self._container.mux(self._stream.encode(None))
 
     def __enter__(self) -> "VideoWriter":
@@ -247,13 +248,10 @@ class VideoWriter:
 
 
 def read_masks(parts: dict[str, Path], names: tuple[str, ...]) -> Masks:
-    """Return what was kept of a frame."""
-    found = {part: torch.from_numpy(_levels(path)) for part, path in parts.items()}
-    label = found["label"]
-    nothing = torch.zeros_like(label, dtype=torch.uint8)
-    return Masks(label, found.get("confidence", nothing), names, found.get("source"))
-
-
-def _levels(path: Path) -> np.ndarray:
-    with PILImage.open(path) as picture:
-        return np.array(picture)
+    """Read the masks kept of a frame."""
+    maps = {}
+    for part, path in parts.items():
+        with PILImage.open(path) as picture:
+            maps[part] = torch.from_numpy(np.array(picture))
+    zeros = torch.zeros_like(maps["label"], dtype=torch.uint8)
+    return Masks(maps["label"], maps.get("confidence", zeros), names, maps.get("source"))

@@ -1,4 +1,4 @@
-"""Evaluation by the paper's protocol: several targets, one model, settings chosen elsewhere."""
+"""Evaluation by the paper's protocol: one model, several targets, settings tuned elsewhere."""
 
 from selfadapt.protocol.evaluate import evaluate
 from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig

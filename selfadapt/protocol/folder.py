@@ -1,10 +1,10 @@
-"""The folder of an evaluation.
+"""The output folder of an evaluation.
 
-record.json   what is evaluated: the recipe, fingerprints of networks and images, the machine
+record.json   the recipe, fingerprints of networks and images, the machine
 rows/         the journal, a file for each share
-chosen.json   what was tried on the validation domain, and what was chosen
-tables/       the rows added up, as CSV files
-pictures/     images before and after
+chosen.json   the settings tried on the validation domain, and those chosen
+tables/       sums over the rows, as CSV files
+pictures/     images before and after adaptation
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,8 @@ from selfadapt.runs import RunStore
 from selfadapt.version import __version__
 
 
-class RunFolder(RunStore):
-    """Where an evaluation is written."""
+class EvaluationFolder(RunStore):
+    """Output folder of an evaluation."""
 
     NAME: ClassVar[str] = "an evaluation"
     FORMAT: ClassVar[str] = "selfadapt evaluation 2"
@@ -58,32 +58,32 @@ class RunFolder(RunStore):
         self._compare_files(domains)
 
     def _compare_files(self, domains: Sequence[Domain]) -> None:
-        """Refuse to go on with other files under the names of those that there are rows of."""
-        is_of_another_file = _comparison(domains)
+        """Raise ValueError if files have changed since their rows were written."""
+        has_changed = _change_test(domains)
         for row in iter_rows(self.rows):
-            if is_of_another_file(row):
+            if has_changed(row):
                 raise ValueError(
-                    f"{row['image']} of {row['domain']} or its label is another file than the one "
-                    f"that {self.path} has a row of: put it back, use --retry to segment it as it "
-                    "is now, give another folder, or use --overwrite to start anew"
+                    f"{row['image']} of {row['domain']} or its label has changed since its row in "
+                    f"{self.path} was written: restore the file, use --retry to segment the new "
+                    "one, give another folder, or use --overwrite to start again"
                 )
 
     def _drop_rows(self, domains: Sequence[Domain]) -> None:
-        """Remove the rows of what failed and of other files, and pictures, which may show them."""
-        is_of_another_file = _comparison(domains)
-        drop_rows(self.rows, lambda row: "error" in row or is_of_another_file(row))
+        """Remove rows of failed images and of changed files, and pictures, which may show them."""
+        has_changed = _change_test(domains)
+        drop_rows(self.rows, lambda row: "error" in row or has_changed(row))
         for path in (self.path / "pictures").glob("*.png"):
             path.unlink()
 
     def write_choices(self, choices: Mapping[str, Choice]) -> None:
-        """Write down what was tried and chosen."""
+        """Write the settings that were tried and chosen."""
         content = {label: asdict(choice) for label, choice in choices.items()}
         self.write_json(self.path / "chosen.json", content)
 
 
-def _comparison(domains: Sequence[Domain]) -> Callable[[Row], bool]:
-    """Return a function that tells whether a row is of another file than there is now."""
-    places = {
+def _change_test(domains: Sequence[Domain]) -> Callable[[Row], bool]:
+    """Return a function that returns True if the files of a row have changed since."""
+    numbers = {
         (domain.label, name): (domain, number)
         for domain in domains
         for number, name in enumerate(domain.names)
@@ -91,14 +91,14 @@ def _comparison(domains: Sequence[Domain]) -> Callable[[Row], bool]:
 
     @cache
     def file_sizes(image: tuple[Any, Any]) -> list[int] | None:
-        domain, number = places[image]
+        domain, number = numbers[image]
         return domain.file_sizes(number)
 
-    def is_of_another_file(row: Row) -> bool:
+    def has_changed(row: Row) -> bool:
         image, sizes = (row.get("domain"), row.get("image")), row.get("bytes")
-        return sizes is not None and image in places and sizes != file_sizes(image)
+        return sizes is not None and image in numbers and sizes != file_sizes(image)
 
-    return is_of_another_file
+    return has_changed
 
 
 def _details(
@@ -107,7 +107,7 @@ def _details(
     domains: Sequence[Domain],
     device: torch.device,
 ) -> dict[str, Any]:
-    """Return all that is to be known of a run beside its rows."""
+    """Return the details of a run for its record."""
     specs = {name: model.spec for name, model in models.items()}
     return {
         "version": __version__,
@@ -125,12 +125,12 @@ def _details(
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read what a run is of."""
-    record, path = RunFolder.read_record(folder), folder / "record.json"
+    """Read and check the record of a run."""
+    record, path = EvaluationFolder.read_record(folder), folder / "record.json"
     parts = ("recipe", "images", "notes", "classes", "networks", "torch", "device")
-    if lacking := [part for part in parts if part not in record]:
-        raise ValueError(f"{path} is damaged, it lacks {', '.join(lacking)}; evaluate anew")
+    if missing := [part for part in parts if part not in record]:
+        raise ValueError(f"{path} is damaged, it lacks {', '.join(missing)}; evaluate again")
     for part in ("recipe", "images", "networks"):
         if not isinstance(record[part], dict):
-            raise ValueError(f"{path} is damaged: {part} holds no names and values; evaluate anew")
+            raise ValueError(f"{path} is damaged: {part} is not a mapping; evaluate again")
     return record

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation: images before and after, the best and the worst among them."""
+"""Pictures of an evaluation: the best, the worst and the first images before and after."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from selfadapt.protocol.evaluate import Evaluation
 
 WIDTH = 480
-"""Width of each of the pictures that stand side by side."""
+"""Width of each of the pictures side by side."""
 GAP = 6
 
 
-class Picture(NamedTuple):
-    """A file in the folder of pictures, and what it shows."""
+class ExamplePicture(NamedTuple):
+    """A file in the folder ``pictures``, and the image it shows."""
 
     file: str
     domain: str
@@ -39,7 +39,7 @@ class Picture(NamedTuple):
 
 
 def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
-    """Draw image, ground truth, source prediction and the last method's, for some images.
+    """Draw image, ground truth, and the predictions of source and ``shown_method``.
 
     The pictures are listed in ``pictures/index.json``.
     """
@@ -51,43 +51,43 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
     make_folder(folder / "pictures")
     drawn = []
     for domain in run.domains:
-        places = {name: number for number, name in enumerate(domain.names)}
+        numbers = {name: number for number, name in enumerate(domain.names)}
         changes = results.scores(label, domain.label).changes(
             results.scores(reference, domain.label)
         )
         for kind, image in _chosen(changes, run.config.pictures):
-            words = file_name(f"{domain.label}-{kind}-{image}")
-            shown = f"{domain.label}/{image}/{results.trial(label).key}"
-            name = f"{words}-{crc32(shown.encode()):08x}.png"
-            drawn.append(Picture(name, domain.label, image, kind, label, changes[image]))
+            stem = file_name(f"{domain.label}-{kind}-{image}")
+            content = f"{domain.label}/{image}/{results.trial(label).key}"
+            name = f"{stem}-{crc32(content.encode()):08x}.png"
+            drawn.append(ExamplePicture(name, domain.label, image, kind, label, changes[image]))
             path = folder / "pictures" / name
             if path.exists():
                 continue
-            loaded = run.load(domain, places[image])
+            loaded = run.load(domain, numbers[image])
             maps = [
                 run.predict(domain, loaded, results.trial(method))[0].argmax(dim=0).cpu()
                 for method in (reference, label)
             ]
-            with atomic_write(path) as aside:
-                _panel(loaded.sample, maps, results).save(aside, format="PNG", optimize=True)
-    with atomic_write(folder / "pictures" / "index.json") as aside:
-        aside.write_text(json.dumps([picture._asdict() for picture in drawn], indent=1) + "\n")
+            with atomic_write(path) as temporary:
+                _panel(loaded.sample, maps, results).save(temporary, format="PNG", optimize=True)
+    with atomic_write(folder / "pictures" / "index.json") as temporary:
+        temporary.write_text(json.dumps([picture._asdict() for picture in drawn], indent=1) + "\n")
     current = {picture.file for picture in drawn}
-    for path in (folder / "pictures").glob("*.png"):  # of settings that were chosen before
+    for path in (folder / "pictures").glob("*.png"):  # of settings chosen earlier
         if path.name not in current:
             path.unlink()
 
 
 def shown_method(results: Results) -> str | None:
     """Return the method to show: self-adaptation, or else the last one that has a reference."""
-    able = [label for label in results.methods if results.reference(label) not in (None, label)]
-    adapted = [label for label in able if results.method(label).method == "self-adapt"]
-    found = adapted or able
-    return found[-1] if found else None
+    labels = [label for label in results.methods if results.reference(label) not in (None, label)]
+    adapted = [label for label in labels if results.method(label).method == "self-adapt"]
+    candidates = adapted or labels
+    return candidates[-1] if candidates else None
 
 
 def _chosen(changes: dict[str, float], number: int) -> Iterator[tuple[str, str]]:
-    """Yield the images to draw, each once."""
+    """Yield kind and name of the images to draw, each image once."""
     ordered = sorted(changes, key=lambda name: (changes[name], name))
     seen: set[str] = set()
     for kind, names in (("best", ordered[::-1]), ("worst", ordered), ("first", list(changes))):
@@ -97,15 +97,15 @@ def _chosen(changes: dict[str, float], number: int) -> Iterator[tuple[str, str]]
 
 
 def _panel(sample: Sample, maps: list[torch.Tensor], results: Results) -> PILImage.Image:
-    """Put image, ground truth and the predictions side by side."""
+    """Return image, ground truth and predictions side by side."""
     colors = [*class_colors(results.config.space.names), (0, 0, 0)]
     ignore = len(colors) - 1
     truth = torch.from_numpy(sample.label).long()
     truth[truth == IGNORE] = ignore
-    pictures = [sample.image, *(colored(one, colors) for one in (truth, *maps))]
+    pictures = [sample.image, *(colored(label, colors) for label in (truth, *maps))]
     height = max(1, round(sample.image.height * WIDTH / sample.image.width))
     panel = PILImage.new("RGB", (4 * (WIDTH + GAP) - GAP, height), "white")
     for index, picture in enumerate(pictures):
-        how = PILImage.Resampling.BILINEAR if index == 0 else PILImage.Resampling.NEAREST
-        panel.paste(picture.resize((WIDTH, height), how), (index * (WIDTH + GAP), 0))
+        resample = PILImage.Resampling.BILINEAR if index == 0 else PILImage.Resampling.NEAREST
+        panel.paste(picture.resize((WIDTH, height), resample), (index * (WIDTH + GAP), 0))
     return panel

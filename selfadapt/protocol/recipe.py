@@ -1,4 +1,4 @@
-"""What an evaluation is made of: networks, one validation domain, target domains and methods.
+"""The recipe of an evaluation: networks, one validation domain, target domains and methods.
 
 Every field here is a key of the recipe and a flag of ``selfadapt evaluate``.
 """
@@ -25,11 +25,11 @@ class NetworkConfig:
     place: str
     """A file, the folder of a training run, or a name or address of ``selfadapt models``."""
     weights: str | None = None
-    """A file with its weights, where it has none of its own."""
+    """A file with its weights, for a network without weights."""
     classes: str | list[str] | None = None
-    """Its classes, where they are not known by themselves: a class space, or their names."""
+    """Its classes, if the network does not name them: a class space, or their names."""
     options: dict[str, str] = field(default_factory=dict)
-    """Options of the architecture, of a network by name."""
+    """Options of the architecture, for a network by name."""
 
     def __post_init__(self) -> None:
         check_not_none(self)
@@ -40,13 +40,13 @@ class DomainConfig(DataConfig):
     """Images to evaluate on."""
 
     name: str | None = None
-    """What tables call it; null: dataset and split, of folder the folder's name."""
+    """Name in tables; null: dataset and split, or for folder the name of the folder."""
     in_mean: bool = True
-    """Whether it counts in the mean over the targets."""
+    """Include it in the mean over the targets."""
 
     @property
     def label(self) -> str:
-        """What the domain is called."""
+        """The name of the domain in tables."""
         if self.name:
             return self.name
         if self.dataset == "folder" and self.root:
@@ -61,30 +61,30 @@ class MethodConfig:
     """A row of the tables: a method, what is fixed, what is tuned and what is swept."""
 
     method: str
-    """A name of ``selfadapt methods``; or a class of your own, MODULE:CLASS, with --trust."""
+    """A name of ``selfadapt methods``; or your own class, MODULE:CLASS, with --trust."""
     label: str | None = None
-    """What tables call it; null: the method's name."""
+    """Name in tables; null: the method's name."""
     network: str | list[str] | None = None
-    """The network by its name in ``networks``, of ensemble several; null: the first, or all."""
+    """Name of the network in ``networks``, for ensemble several; null: the first, or all."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of the method that are fixed."""
+    """Fixed settings of the method."""
     tune: dict[str, list[Any]] = field(default_factory=dict)
-    """Values to choose from on the validation domain."""
+    """Settings to tune on the validation domain, with the values to try."""
     search: Literal["grid", "in turn"] = "grid"
-    """Try all combinations, or one setting after the other."""
+    """Try all combinations, or tune one setting after the other."""
     same_as: str | None = None
-    """The label of an earlier method, whose tuned settings are taken."""
+    """The label of an earlier method whose tuned settings are used."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of the network; below 32 bits by autocast, as in mixed-precision training."""
     sweep: dict[str, list[Any]] = field(default_factory=dict)
-    """Settings to show with each of these values, one at a time; nothing is chosen by them."""
+    """Settings to evaluate with each of these values, one at a time; not used for tuning."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Of a method of your own: the defaults of its settings. An evaluation fills them in, so that
-    its report needs no code of the method."""
+    """The default settings of your own method. An evaluation fills them in, so that its report does
+    not need the code of the method."""
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The name of the method in tables."""
         return self.label or self.method
 
     def __post_init__(self) -> None:
@@ -92,17 +92,17 @@ class MethodConfig:
         if not is_own_method(self.method):  # else its code is not imported yet
             self.check_settings()
         if twice := sorted(set(self.settings) & set(self.tune)):
-            raise ValueError(f"{self.name}: {twice[0]} is fixed and tuned; give one of the two")
+            raise ValueError(f"{self.name}: {twice[0]} is fixed and tuned; give only one of them")
         for kind, values in (*self.tune.items(), *self.sweep.items()):
             if not isinstance(values, list) or not values:
                 raise ValueError(f"{self.name}: {kind} must have values to try, got {values!r}")
-            if len(set(map(_written, values))) < len(values):
+            if len(set(map(_normalized_json, values))) < len(values):
                 raise ValueError(f"{self.name}: the values of {kind} must differ, got {values}")
         timed = [*self.tune.get("budget_ms", ()), *self.sweep.get("budget_ms", ())]
         if any(limit is not None for limit in (self.settings.get("budget_ms"), *timed)):
             raise ValueError(
-                f"{self.name}: with budget_ms the clock says how many steps are taken, so that no "
-                "two evaluations are the same; give steps"
+                f"{self.name}: with budget_ms the number of steps depends on the speed of the "
+                "machine, so that results cannot be reproduced; give steps"
             )
 
     def check_settings(self) -> None:
@@ -115,28 +115,28 @@ class EvaluateConfig:
     """An evaluation by the protocol: tune on the validation domain, then report on the targets."""
 
     networks: dict[str, NetworkConfig]
-    """The networks by a name of your choice. All targets are segmented with the same ones."""
+    """The networks, by names of your choice. The same networks segment all targets."""
     validation: DomainConfig | None = None
-    """The one domain that settings are chosen on."""
+    """The domain on which settings are tuned."""
     targets: list[DomainConfig]
-    """The domains to report on. Nothing is chosen by them."""
+    """The domains to report on. They are not used for tuning."""
     methods: list[MethodConfig]
     """The methods, in the order of the tables."""
     classes: str | list[str] = "cityscapes-19"
     """The classes to score: a class space, or their names."""
     data: str = "data"
-    """The folder of the datasets: one without a root of its own is in the folder of its name."""
+    """The folder of the datasets: one without a root is in the subfolder of its name."""
     source: str | None = None
-    """The domain the networks were trained on, such as gta, to show the paper's numbers beside."""
+    """The dataset the networks were trained on, such as gta, to show the paper's numbers, too."""
     pictures: int = 3
-    """How many images of each kind are shown: the best, the worst, the first."""
+    """Number of pictures of each kind per domain: the best, the worst, the first images."""
     unreadable: Literal["go on", "stop"] = "go on"
-    """What to do about an image that cannot be read."""
+    """What to do if an image cannot be read."""
     device: str = "auto"
-    """cpu, cuda ...; auto: a GPU if there is one."""
+    """cpu, cuda ...; auto: a GPU if available."""
     threads: int = 1
-    """Threads of a process on a CPU. Sums depend on their number in the last bits, so it is not
-    taken from the machine; for more cores there is --shard."""
+    """Threads of a process on a CPU. The last bits of sums depend on this number, so it does not
+    follow the machine; use --shard for more cores."""
 
     def __post_init__(self) -> None:
         check_not_none(self)
@@ -171,12 +171,12 @@ class EvaluateConfig:
                     f"{target.label}; settings chosen on a target would flatter every method. "
                     "Give another validation domain, or leave out the target"
                 )
-        for number, one in enumerate(self.targets):
+        for number, target in enumerate(self.targets):
             for other in self.targets[:number]:
-                if same_images(one, other):
+                if same_images(target, other):
                     raise ValueError(
-                        f"the targets {other.label} and {one.label} have images in common, which "
-                        "would count twice; leave out one of them"
+                        f"the targets {other.label} and {target.label} have images in common, "
+                        "which would count twice; leave out one of them"
                     )
         if not any(target.in_mean for target in self.targets):
             raise ValueError("at least one target must count in the mean: leave out in_mean")
@@ -224,7 +224,7 @@ class EvaluateConfig:
         return named
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides the numbers, as plain data: all but where and how it runs."""
+        """Return what determines the results, as plain data: all but where and how it runs."""
         content = json.loads(json.dumps(asdict(self)))
         for key in ("data", "pictures", "unreadable", "device", "source"):
             del content[key]
@@ -233,27 +233,27 @@ class EvaluateConfig:
         for network in content["networks"].values():
             del network["place"], network["weights"]  # their tensors count
         for method in content["methods"]:
-            method["tune"] = list(method["tune"].items())  # one after the other, in this order
+            method["tune"] = list(method["tune"].items())  # the order matters for search "in turn"
         return json.loads(json.dumps(content))
 
 
-def same_images(one: DataConfig, other: DataConfig) -> bool:
-    """Say whether two domains have images in common, as far as their names tell."""
-    if one.root and other.root and one.dataset == other.dataset == "folder":
-        same = same_folder(one.root, other.root, nested=True)
-        return same and (one.split == other.split or "all" in (one.split, other.split))
-    if one.dataset == "folder":
-        return bool(one.root) and overlap(str(one.root), other)
-    return overlap(f"{one.dataset}/{one.split}", other)
+def same_images(first: DataConfig, second: DataConfig) -> bool:
+    """Return True if two domains have images in common according to their names."""
+    if first.root and second.root and first.dataset == second.dataset == "folder":
+        same = same_folder(first.root, second.root, nested=True)
+        return same and (first.split == second.split or "all" in (first.split, second.split))
+    if first.dataset == "folder":
+        return bool(first.root) and overlap(str(first.root), second)
+    return overlap(f"{first.dataset}/{first.split}", second)
 
 
-def _check_names(what: str, names: Iterable[str], advice: str) -> None:
-    name, times = Counter(names).most_common(1)[0]
-    if times > 1:
-        raise ValueError(f"{times} {what}s are called {name!r}; {advice}")
+def _check_names(kind: str, names: Iterable[str], advice: str) -> None:
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"{count} {kind}s are called {name!r}; {advice}")
 
 
-def _written(value: Any) -> str:
+def _normalized_json(value: Any) -> str:
     try:
         return json.dumps(plain(value))
     except TypeError:
@@ -263,11 +263,11 @@ def _written(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value such that equal ones are written in the same way: 1 and 1.0, (1,) and [1]."""
+    """Return plain data such that equal values have the same JSON: 1 and 1.0, (1,) and [1]."""
     if isinstance(value, Mapping):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

@@ -1,4 +1,4 @@
-"""A run read back: its recipe, what was chosen, and the rows of each method added up."""
+"""The results of an evaluation: its recipe, tuned settings, and sums over the rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,21 +14,21 @@ from selfadapt.journal import read_errors, read_rows
 from selfadapt.metrics import Counts, iou
 from selfadapt.protocol.folder import read_record
 from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
-from selfadapt.protocol.rows import Key, counts_of
+from selfadapt.protocol.rows import TrialKey, counts_of
 from selfadapt.protocol.trials import Trial, sweeps_of, trial_of
 from selfadapt.protocol.tune import Choice
 from selfadapt.runs.store import read_json
 
 
 @dataclass
-class Scores:
+class DomainScores:
     """The rows of one trial on one domain."""
 
     num_classes: int
     images: list[str] = field(default_factory=list)
     """Names of the images that were segmented, sorted."""
     parts: list[Counts] = field(default_factory=list)
-    """What each of them adds."""
+    """The counts of each image."""
     ms: list[float] = field(default_factory=list)
     megabytes: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -59,29 +59,29 @@ class Scores:
         }
         return {name: score for name, score in scores.items() if score == score}
 
-    def changes(self, reference: "Scores") -> dict[str, float]:
-        """Return by how much the IoU of each image differs from that of a reference."""
+    def changes(self, reference: "DomainScores") -> dict[str, float]:
+        """Return the IoU of each image minus that of a reference."""
         before = reference.image_iou
         return {n: after - before[n] for n, after in self.image_iou.items() if n in before}
 
 
 class Results:
-    """All that an evaluation found out."""
+    """The results of an evaluation."""
 
     def __init__(
         self,
         config: EvaluateConfig,
         choices: Mapping[str, Choice],
-        rows: Mapping[Key, Mapping[str, Any]],
-        errors: Mapping[Key, str] | None = None,
+        rows: Mapping[TrialKey, Mapping[str, Any]],
+        errors: Mapping[TrialKey, str] | None = None,
     ) -> None:
         self.config, self.choices = config, choices
         self.errors = errors or {}
-        """All that failed, also with settings that were not chosen."""
+        """All failures, also with settings that were not chosen."""
         self._by_trial: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
         for key in sorted(rows):
             self._by_trial.setdefault((key.domain, key.trial), []).append(rows[key])
-        self._scores: dict[tuple[str, str], Scores] = {}
+        self._scores: dict[tuple[str, str], DomainScores] = {}
 
     @property
     def targets(self) -> list[str]:
@@ -89,15 +89,15 @@ class Results:
         return [domain.label for domain in self.config.targets]
 
     def mean(self, values: Sequence[float]) -> float:
-        """Return the mean of a number by target, over those that count in it."""
+        """Return the mean over the targets of one value per target, without excluded targets."""
         targets = zip(values, self.config.targets, strict=True)
         return mean(value for value, target in targets if target.in_mean)
 
     @property
     def averaged(self) -> str:
-        """What the mean is over, in words."""
-        without = [target.label for target in self.config.targets if not target.in_mean]
-        return "targets" + (f" but {', '.join(without)}" if without else "")
+        """The targets in the mean as text."""
+        excluded = [target.label for target in self.config.targets if not target.in_mean]
+        return "targets" + (f" but {', '.join(excluded)}" if excluded else "")
 
     @property
     def validation(self) -> str:
@@ -110,27 +110,27 @@ class Results:
         return [method.name for method in self.config.methods]
 
     def method(self, label: str) -> MethodConfig:
-        """Return the part of the recipe that has this label."""
+        """Return the part of the recipe with this label."""
         return next(method for method in self.config.methods if method.name == label)
 
     def trial(self, label: str) -> Trial:
-        """Return a method with the settings that were chosen for it."""
+        """Return the trial of a method with its tuned settings."""
         return trial_of(self.config, self.method(label), **self.choices[label].chosen)
 
     def sweeps(self, label: str) -> dict[tuple[str, str], Trial]:
         """Return the trials of a method's sweeps, by setting and value."""
         return sweeps_of(self.config, self.method(label), self.choices[label].chosen)
 
-    def scores(self, label: str, domain: str) -> Scores:
+    def scores(self, label: str, domain: str) -> DomainScores:
         """Return the scores of a method on a domain."""
         return self.scores_of(self.trial(label), domain)
 
-    def scores_of(self, trial: Trial, domain: str) -> Scores:
+    def scores_of(self, trial: Trial, domain: str) -> DomainScores:
         """Return the scores of a trial on a domain."""
         key = domain, trial.key
         if key not in self._scores:
             rows = self._by_trial.pop(key, [])
-            self._scores[key] = _added(rows, len(self.config.space.names))
+            self._scores[key] = _sum_rows(rows, len(self.config.space.names))
         return self._scores[key]
 
     def trials(self) -> dict[str, Trial]:
@@ -139,20 +139,23 @@ class Results:
         return {trial.key: trial for trial in (*map(self.trial, self.methods), *swept)}
 
     def errors_of_tuning(self, label: str) -> dict[str, dict[str, str]]:
-        """Return by settings that were tried which validation images failed with these alone."""
-        scored, told = self.trials(), self.scores(label, self.validation).errors
-        found = {}
+        """Return the validation images that failed only with some tried settings, by settings."""
+        scored, reported = self.trials(), self.scores(label, self.validation).errors
+        failures = {}
         for settings, _ in self.choices[label].tried:
             trial = trial_of(self.config, self.method(label), **settings)
             if trial.key not in scored:
-                where = self.validation, trial.key
-                own = (key for key in self.errors if (key.domain, key.trial) == where)
-                errors = {key.image: self.errors[key] for key in own if key.image not in told}
-                found[" ".join(f"{name}={value}" for name, value in settings.items())] = errors
-        return found
+                errors = {
+                    key.image: reason
+                    for key, reason in self.errors.items()
+                    if (key.domain, key.trial) == (self.validation, trial.key)
+                    and key.image not in reported
+                }
+                failures[" ".join(f"{name}={value}" for name, value in settings.items())] = errors
+        return failures
 
     def num_missing(self, images: Mapping[str, int]) -> int:
-        """Return how many rows a run of so many images by domain still lacks."""
+        """Return the number of missing rows, given the number of images of each domain."""
         missing = 0
         for domain, number in images.items():
             for trial in self.trials().values():
@@ -161,7 +164,7 @@ class Results:
         return missing
 
     def reference(self, label: str) -> str | None:
-        """Return the label of ``source`` with the same networks, which others are held against."""
+        """Return the label of ``source`` with the same network, the reference of a method."""
         networks = self.trial(label).networks
         for other in self.config.methods:
             if other.method == "source" and self.trial(other.name).networks == networks[:1]:
@@ -170,7 +173,7 @@ class Results:
 
 
 def read_results(folder: str | Path) -> Results:
-    """Read the run in a folder."""
+    """Read the results of the evaluation in a folder."""
     folder = Path(folder)
     record = read_record(folder)
     try:
@@ -184,7 +187,7 @@ def read_results(folder: str | Path) -> Results:
     except (TypeError, LookupError, AttributeError) as error:
         raise ValueError(
             f"{folder / 'record.json'} is damaged or of another version ({error}); use selfadapt "
-            "evaluate with --overwrite to start anew"
+            "evaluate with --overwrite to start again"
         ) from error
     try:
         choices = {method.name: Choice(**chosen[method.name]) for method in config.methods}
@@ -195,29 +198,29 @@ def read_results(folder: str | Path) -> Results:
             _check_choice(method, choice)
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{folder / 'chosen.json'} is damaged: it must say what was tried for each method and "
-            "that the best was chosen; run selfadapt evaluate again, and it is written anew"
+            f"{folder / 'chosen.json'} is damaged: it must list the tried settings of each method, "
+            "and the best must be chosen; run selfadapt evaluate to write it again"
         ) from error
     keys = Results(config, choices, {}).trials()
-    rows = read_rows(folder / "rows", Key, lambda key: key.trial in keys)
-    return Results(config, choices, rows, read_errors(folder / "rows", Key))
+    rows = read_rows(folder / "rows", TrialKey, lambda key: key.trial in keys)
+    return Results(config, choices, rows, read_errors(folder / "rows", TrialKey))
 
 
 def _check_choice(method: MethodConfig, choice: Choice) -> None:
-    """Refuse settings that are not those with the highest score on the validation domain."""
+    """Raise ValueError unless the settings with the highest validation score are chosen."""
     best = max((score for _, score in choice.tried), default=None)
     if choice.tried and (choice.chosen, best) not in map(tuple, choice.tried):
         raise ValueError(f"{choice.chosen} was not chosen")
     if not (method.tune or method.same_as) and choice.chosen:
-        raise ValueError(f"{method.name} has nothing to choose")
+        raise ValueError(f"{method.name} has no settings to tune")
 
 
 def config_of(content: Mapping[str, Any]) -> EvaluateConfig:
-    """Return the recipe that is written down in a record."""
+    """Return the recipe in a record."""
     return EvaluateConfig(
         **{
             **content,
-            "networks": {n: NetworkConfig(**one) for n, one in content["networks"].items()},
+            "networks": {n: NetworkConfig(**network) for n, network in content["networks"].items()},
             "validation": DomainConfig(**content["validation"]),
             "targets": [DomainConfig(**domain) for domain in content["targets"]],
             "methods": [MethodConfig(**method) for method in content["methods"]],
@@ -225,8 +228,8 @@ def config_of(content: Mapping[str, Any]) -> EvaluateConfig:
     )
 
 
-def _added(rows: Iterable[Mapping[str, Any]], num_classes: int) -> Scores:
-    scores = Scores(num_classes)
+def _sum_rows(rows: Iterable[Mapping[str, Any]], num_classes: int) -> DomainScores:
+    scores = DomainScores(num_classes)
     for row in rows:
         if "error" in row:
             scores.errors[row["image"]] = row["error"]

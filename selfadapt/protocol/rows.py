@@ -1,4 +1,4 @@
-"""Rows of the journal: what is written down of one image and one trial."""
+"""Rows of the journal: the counts of one image and one trial."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,8 +8,8 @@ import torch
 from selfadapt.metrics import BINS, Counts
 
 
-class Key(NamedTuple):
-    """What a row is about."""
+class TrialKey(NamedTuple):
+    """Key of a journal row."""
 
     domain: str
     image: str
@@ -17,14 +17,14 @@ class Key(NamedTuple):
 
 
 def row_of(
-    key: Key,
+    key: TrialKey,
     counts: Counts,
     seconds: float,
     megabytes: float | None,
     notes: Sequence[str],
     sizes: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Return the row of an image that was segmented; ``sizes``: bytes of its files."""
+    """Return the row of a segmented image; ``sizes`` are the sizes of its files in bytes."""
     return {
         **key._asdict(),
         "bytes": sizes,
@@ -39,7 +39,7 @@ def row_of(
 
 def counts_of(row: dict[str, Any]) -> Counts:
     """Return the counts of a row."""
-    num = len(row["gaps"])
-    confusion = torch.tensor(row["confusion"]).reshape(num, num)
+    num_classes = len(row["gaps"])
+    confusion = torch.tensor(row["confusion"]).reshape(num_classes, num_classes)
     bins = torch.tensor(row["bins"]).reshape(3, BINS)
     return Counts(confusion, bins, torch.tensor(row["gaps"]))

@@ -1,4 +1,4 @@
-"""How sure a difference is, and how many images it is paid with."""
+"""Confidence intervals of differences, and the share of images made worse."""
 
 from collections.abc import Iterable
 from math import nan
@@ -8,45 +8,45 @@ import torch
 from torch import Tensor
 
 from selfadapt.metrics import Counts, iou
-from selfadapt.protocol.results import Scores
+from selfadapt.protocol.results import DomainScores
 
 RESAMPLES = 1000
 WORSE = (0.0, 0.05, 0.10)
-"""An image is made worse by more than this much IoU."""
+"""Losses of IoU beyond which an image counts as worse."""
 EPSILON = 1e-6
-"""What rounding may do to an IoU."""
+"""Tolerance for rounding errors of an IoU."""
 
 
 def worse(changes: Iterable[float]) -> list[float]:
-    """Return the share of images made worse: at all, by more than 5, by more than 10 points."""
+    """Return the share of images made worse: at all, by more than 5 and by more than 10 points."""
     changes = list(changes)
     if not changes:
         return [nan] * len(WORSE)
     return [sum(c < -limit - EPSILON for c in changes) / len(changes) for limit in WORSE]
 
 
-def change(after: Scores, before: Scores) -> float:
-    """Return the change of mIoU on the images that both have segmented."""
+def change(after: DomainScores, before: DomainScores) -> float:
+    """Return the change of mIoU on the images in both."""
     both = set(after.images) & set(before.images)
-    one, other = (
+    counts_after, counts_before = (
         sum(
             (part for name, part in zip(s.images, s.parts, strict=True) if name in both),
             Counts.zero(s.num_classes),
         )
         for s in (after, before)
     )
-    return float(iou(one.confusion).nanmean() - iou(other.confusion).nanmean())
+    return float(iou(counts_after.confusion).nanmean() - iou(counts_before.confusion).nanmean())
 
 
-def interval(after: Scores, before: Scores, domain: str) -> tuple[float, float]:
+def interval(after: DomainScores, before: DomainScores, domain: str) -> tuple[float, float]:
     """Return the 95 % interval of the change of mIoU, by a paired bootstrap over images."""
-    return ends(resampled(after, before, domain))
+    return middle_95(bootstrap(after, before, domain))
 
 
-def resampled(after: Scores, before: Scores, domain: str) -> Tensor:
-    """Return the change of mIoU in samples of the images, drawn with replacement ``(samples,)``.
+def bootstrap(after: DomainScores, before: DomainScores, domain: str) -> Tensor:
+    """Return the change of mIoU on samples of the images drawn with replacement ``(samples,)``.
 
-    The samples of a domain are the same for all methods, and those of two domains are not.
+    All methods use the same samples of a domain; different domains use different ones.
     """
     both = sorted(set(after.images) & set(before.images))
     if len(both) < 2:  # nothing to draw from
@@ -55,16 +55,16 @@ def resampled(after: Scores, before: Scores, domain: str) -> Tensor:
     picks = torch.randint(len(both), (RESAMPLES, len(both)), generator=generator)
     times = torch.zeros(RESAMPLES, len(both)).scatter_add_(1, picks, torch.ones_like(picks).float())
     scores = []
-    for one in (after, before):
-        places = {name: place for place, name in enumerate(one.images)}
-        matrices = one.confusions[[places[name] for name in both]].double()
+    for part in (after, before):
+        index = {name: i for i, name in enumerate(part.images)}
+        matrices = part.confusions[[index[name] for name in both]].double()
         sums = torch.einsum("sn,nij->sij", times.double(), matrices)
         scores.append(iou(sums).nanmean(dim=-1))
     return scores[0] - scores[1]
 
 
-def ends(changes: Tensor) -> tuple[float, float]:
-    """Return where the middle 95 % of samples begin and end."""
+def middle_95(changes: Tensor) -> tuple[float, float]:
+    """Return the bounds of the middle 95 % of the samples."""
     if changes.isnan().all():
         return nan, nan
     ordered = changes[~changes.isnan()].sort().values

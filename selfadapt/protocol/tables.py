@@ -1,4 +1,4 @@
-"""Tables of an evaluation, as CSV files: everything but times is the same to the byte each time."""
+"""Tables of an evaluation as CSV files, byte for byte reproducible except for the times."""
 
 import csv
 import json
@@ -12,12 +12,12 @@ import torch
 
 from selfadapt.files import atomic_write, make_folder
 from selfadapt.metrics import class_ece, ece, iou, pixel_accuracy
-from selfadapt.protocol.results import Results, Scores
-from selfadapt.protocol.statistics import change, ends, interval, resampled, worse
+from selfadapt.protocol.results import DomainScores, Results
+from selfadapt.protocol.statistics import bootstrap, change, interval, middle_95, worse
 
 
 @dataclass(frozen=True)
-class Table:
+class CsvTable:
     """Rows under column names."""
 
     columns: tuple[str, ...]
@@ -25,7 +25,7 @@ class Table:
 
 
 def write_tables(folder: Path, results: Results) -> None:
-    """Write all tables of a run to the folder ``tables`` in it."""
+    """Write all tables of a run to its folder ``tables``."""
     make_folder(folder / "tables")
     tables = {
         "domains": domains_table(results),
@@ -38,18 +38,18 @@ def write_tables(folder: Path, results: Results) -> None:
     }
     for name, table in tables.items():
         with (
-            atomic_write(folder / "tables" / f"{name}.csv") as aside,
-            aside.open("w", newline="") as file,
+            atomic_write(folder / "tables" / f"{name}.csv") as temporary,
+            temporary.open("w", newline="") as file,
         ):
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(table.columns)
             writer.writerows([_text(value) for value in row] for row in table.rows)
 
 
-def domains_table(results: Results) -> Table:
-    """Return accuracy and calibration of each method on each domain, and the mean of the targets.
+def domains_table(results: Results) -> CsvTable:
+    """Return accuracy and calibration of each method on each domain, and means over the targets.
 
-    Changes are against ``source`` with the same network, their intervals from a paired bootstrap.
+    Changes are relative to ``source`` with the same network, with paired bootstrap intervals.
     """
     columns = (
         "method", "trial", "domain", "images", "failed", "mIoU", "pixel_accuracy", "ECE_10",
@@ -58,15 +58,15 @@ def domains_table(results: Results) -> Table:
     )  # fmt: skip
     rows: list[tuple[object, ...]] = []
     for label in results.methods:
-        own = []
+        by_domain = []
         for domain in (results.validation, *results.targets):
             values = _domain_row(results, label, domain)
-            own.append(values)
+            by_domain.append(values)
             rows.append((label, results.trial(label).key, domain, *values))
         if len(results.targets) > 1:
-            means = _mean_row(results, label, own[1:])
+            means = _mean_row(results, label, by_domain[1:])
             rows.append((label, results.trial(label).key, f"mean of {results.averaged}", *means))
-    return Table(columns, rows)
+    return CsvTable(columns, rows)
 
 
 def _domain_row(results: Results, label: str, domain: str) -> tuple[float, ...]:
@@ -89,7 +89,7 @@ def _domain_row(results: Results, label: str, domain: str) -> tuple[float, ...]:
 
 
 def _mean_row(results: Results, label: str, rows: Sequence[tuple[float, ...]]) -> list[float]:
-    """Return the mean over the targets; the interval is of the mean change."""
+    """Return the means over the targets, with the interval of the mean change."""
     domains = zip(rows, results.config.targets, strict=True)
     rows = [row for row, domain in domains if domain.in_mean]
     values = [mean(column) for column in zip(*rows, strict=True)]
@@ -97,25 +97,25 @@ def _mean_row(results: Results, label: str, rows: Sequence[tuple[float, ...]]) -
     reference = results.reference(label)
     if reference is not None and reference != label and all(row[0] for row in rows):
         changes = [
-            resampled(results.scores(label, name), results.scores(reference, name), name)
+            bootstrap(results.scores(label, name), results.scores(reference, name), name)
             for name in (domain.label for domain in results.config.targets if domain.in_mean)
         ]
-        values[8:10] = ends(torch.stack(changes).mean(dim=0))
+        values[8:10] = middle_95(torch.stack(changes).mean(dim=0))
     return values
 
 
-def classes_table(results: Results) -> Table:
-    """Return the IoU of each class; empty where it does not occur."""
+def classes_table(results: Results) -> CsvTable:
+    """Return the IoU of each class; empty if the class does not occur."""
     rows: list[tuple[object, ...]] = []
     for label, domain, scores in _all(results):
         pixels = scores.counts.confusion.sum(dim=1)
         by_class = iou(scores.counts.confusion)
         for index, name in enumerate(results.config.space.names):
             rows.append((label, domain, name, int(pixels[index]), float(by_class[index])))
-    return Table(("method", "domain", "class", "pixels", "IoU"), rows)
+    return CsvTable(("method", "domain", "class", "pixels", "IoU"), rows)
 
 
-def images_table(results: Results) -> Table:
+def images_table(results: Results) -> CsvTable:
     """Return the IoU of each image, and its change against ``source``."""
     rows: list[tuple[object, ...]] = []
     for label, domain, scores in _all(results):
@@ -124,11 +124,11 @@ def images_table(results: Results) -> Table:
         for name in scores.images:
             score = scores.image_iou.get(name, nan)
             rows.append((label, domain, name, score, changes.get(name, nan)))
-    return Table(("method", "domain", "image", "mIoU", "change"), rows)
+    return CsvTable(("method", "domain", "image", "mIoU", "change"), rows)
 
 
-def sweeps_table(results: Results) -> Table:
-    """Return what comes out with each value of the settings that are swept."""
+def sweeps_table(results: Results) -> CsvTable:
+    """Return accuracy and calibration for each value of the swept settings."""
     rows: list[tuple[object, ...]] = []
     for label in results.methods:
         for (setting, value), trial in results.sweeps(label).items():
@@ -137,21 +137,21 @@ def sweeps_table(results: Results) -> Table:
                 if scores.counts.confusion.any():
                     calibration = ece(scores.counts)
                     rows.append((label, setting, value, domain, scores.mean_iou, calibration))
-    return Table(("method", "setting", "value", "domain", "mIoU", "ECE_10"), rows)
+    return CsvTable(("method", "setting", "value", "domain", "mIoU", "ECE_10"), rows)
 
 
-def tuning_table(results: Results) -> Table:
-    """Return what was tried on the validation domain; chosen is marked by 1."""
+def tuning_table(results: Results) -> CsvTable:
+    """Return the settings tried on the validation domain; chosen ones are marked by 1."""
     rows: list[tuple[object, ...]] = []
     for label, choice in results.choices.items():
         for settings, score in choice.tried:
             chosen = int(settings == choice.chosen)
             rows.append((label, json.dumps(settings), score, chosen))
-    return Table(("method", "settings", "mIoU", "chosen"), rows)
+    return CsvTable(("method", "settings", "mIoU", "chosen"), rows)
 
 
-def failed_table(results: Results) -> Table:
-    """Return the images that were not segmented."""
+def failed_table(results: Results) -> CsvTable:
+    """Return the images that could not be segmented."""
     rows: list[tuple[object, ...]] = []
     for label, domain, scores in (*_all(results), *_swept(results)):
         rows += [(label, domain, image, reason) for image, reason in scores.errors.items()]
@@ -159,26 +159,26 @@ def failed_table(results: Results) -> Table:
         for settings, errors in results.errors_of_tuning(label).items():
             name = f"{label} {settings}"
             rows += [(name, results.validation, image, why) for image, why in errors.items()]
-    return Table(("method", "domain", "image", "reason"), rows)
+    return CsvTable(("method", "domain", "image", "reason"), rows)
 
 
-def times_table(results: Results) -> Table:
-    """Return milliseconds for an image, and the highest memory use on a GPU."""
+def times_table(results: Results) -> CsvTable:
+    """Return the milliseconds per image, and the peak GPU memory."""
     rows: list[tuple[object, ...]] = []
     for label, domain, scores in (*_all(results), *_swept(results)):
         if scores.ms:
             peak = max(scores.megabytes, default=nan)
             rows.append((label, domain, median(scores.ms), mean(scores.ms), peak))
-    return Table(("method", "domain", "ms_median", "ms_mean", "MiB_peak"), rows)
+    return CsvTable(("method", "domain", "ms_median", "ms_mean", "MiB_peak"), rows)
 
 
-def _all(results: Results) -> Iterator[tuple[str, str, Scores]]:
+def _all(results: Results) -> Iterator[tuple[str, str, DomainScores]]:
     for label in results.methods:
         for domain in (results.validation, *results.targets):
             yield label, domain, results.scores(label, domain)
 
 
-def _swept(results: Results) -> Iterator[tuple[str, str, Scores]]:
+def _swept(results: Results) -> Iterator[tuple[str, str, DomainScores]]:
     for label in results.methods:
         for (setting, value), trial in results.sweeps(label).items():
             if trial.key != results.trial(label).key:

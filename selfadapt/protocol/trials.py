@@ -1,4 +1,4 @@
-"""Trials: a method with all of its settings and its networks. Every row is of one trial."""
+"""Trials: a method with all settings and its networks. Every row belongs to one trial."""
 
 import hashlib
 import json
@@ -31,24 +31,24 @@ from selfadapt.protocol.recipe import (
 from selfadapt.pseudo import IGNORE
 from selfadapt.views import View
 
-HIDDEN = ("compare", "interface")
-"""Settings that do not change a prediction, or cannot be written down."""
+EXCLUDED = ("compare", "interface")
+"""Settings that do not change a prediction, or cannot be written as JSON."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A method, its networks by name, and every setting it has."""
+    """A method, the names of its networks, and all of its settings."""
 
     method: str
     networks: tuple[str, ...]
     settings: dict[str, Any]
     precision: str = "fp32"
     defaults: dict[str, Any] = field(default_factory=dict, compare=False)
-    """What the settings are where nothing is said."""
+    """The default settings of the method."""
 
     @cached_property
     def key(self) -> str:
-        """A short text that is the same for the same trial, and for no other."""
+        """A short text that identifies the trial."""
         content = [self.method, self.networks, plain(self.settings), self.precision]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -69,7 +69,7 @@ class Trial:
             raise ValueError(f"{self.method}: {error}") from error
 
     def shown(self) -> str:
-        """Return in words which settings differ from those the method has by itself."""
+        """Return the settings that differ from the defaults as text."""
         given = {k: v for k, v in self.settings.items() if plain(v) != plain(self.defaults.get(k))}
         if self.precision != "fp32":
             given["precision"] = self.precision
@@ -77,21 +77,21 @@ class Trial:
 
 
 def trial_of(config: EvaluateConfig, method: MethodConfig, **settings: Any) -> Trial:
-    """Return the trial of a method with what is fixed in the recipe and these settings."""
+    """Return the trial of a method with the fixed settings of the recipe and these."""
     defaults = method.defaults or defaults_of(method.method)
     networks = tuple(config.networks_of(method))
-    chosen = {**defaults, **method.settings, **settings}
-    return Trial(method.method, networks, chosen, method.precision, defaults)
+    merged = {**defaults, **method.settings, **settings}
+    return Trial(method.method, networks, merged, method.precision, defaults)
 
 
 def defaults_of(method: str) -> dict[str, Any]:
-    """Return the defaults of a method's settings that decide a prediction."""
+    """Return the defaults of a method's settings that affect predictions."""
     settings = settings_of(method).items()
-    return {name: setting.default for name, setting in settings if name not in HIDDEN}
+    return {name: setting.default for name, setting in settings if name not in EXCLUDED}
 
 
-def with_own_methods(config: EvaluateConfig, trust: bool) -> EvaluateConfig:
-    """Return a recipe with the defaults of methods of the user's own; their code is imported."""
+def load_own_methods(config: EvaluateConfig, trust: bool) -> EvaluateConfig:
+    """Import the user's own methods if trusted; return the recipe with their default settings."""
     methods = []
     for method in config.methods:
         if is_own_method(method.method):
@@ -106,7 +106,7 @@ def with_own_methods(config: EvaluateConfig, trust: bool) -> EvaluateConfig:
 def sweeps_of(
     config: EvaluateConfig, method: MethodConfig, chosen: Mapping[str, Any]
 ) -> dict[tuple[str, str], Trial]:
-    """Return the trials of the sweeps of a method, by setting and value; the rest is as chosen."""
+    """Return the trials of a method's sweeps by setting and value; other settings are as chosen."""
     return {
         (setting, json.dumps(value)): trial_of(config, method, **{**chosen, setting: value})
         for setting, values in method.sweep.items()
@@ -115,11 +115,11 @@ def sweeps_of(
 
 
 def check_trials(config: EvaluateConfig, models: Mapping[str, Any]) -> None:
-    """Create every method with every value it is to be tried with, so that none fails later."""
+    """Create every method with every value to try, to raise errors before the run."""
     if len(config.space.names) < 2:
         raise ValueError(
-            f"two classes or more must be scored, got {config.space.names[0]}; for one and what "
-            "is not it, say classes: [background, ...]"
+            f"at least two classes must be scored, got {config.space.names[0]}; for one class and "
+            "the rest use classes: [background, ...]"
         )
     for name, model in models.items():
         if not model.spec.classes:
@@ -127,14 +127,14 @@ def check_trials(config: EvaluateConfig, models: Mapping[str, Any]) -> None:
                 f"the classes of the network {name} are not known: name them in their order, as "
                 f"in networks: {{{name}: {{place: ..., classes: [road, sky]}}}}"
             )
-        if all(config.space.index(known) == IGNORE for known in model.spec.classes):
+        if all(config.space.index(label) == IGNORE for label in model.spec.classes):
             raise ValueError(
                 f"no class of the network {name} is scored: it has "
                 f"{', '.join(model.spec.classes)}, scored are {', '.join(config.space.names)}"
             )
     for method in config.methods:
-        values = [*method.tune.items(), *method.sweep.items()]
-        tried = [{setting: value} for setting, found in values for value in found]
+        varied = [*method.tune.items(), *method.sweep.items()]
+        tried = [{setting: value} for setting, values in varied for value in values]
         for settings in ({}, *tried):
             try:
                 trial_of(config, method, **settings).build(models)
@@ -143,41 +143,41 @@ def check_trials(config: EvaluateConfig, models: Mapping[str, Any]) -> None:
 
 
 def check_training(config: EvaluateConfig) -> None:
-    """Refuse a network that was trained or chosen on images of a target, as its run's folder says.
+    """Raise ValueError for a network that was trained or chosen on images of a target.
 
-    A bound by design, trained on another split of the target's dataset, is none of these.
+    That is read from the folder of its training run. Training on another split of the dataset of a
+    target is allowed: it gives an upper bound.
     """
     for name, network in config.networks.items():
-        places = [Path(place) for place in (network.place, network.weights) if place is not None]
-        places += [place.resolve() for place in places]  # a link is found beside what it is of
-        folders = [place.parent if place.is_file() else place for place in places]
-        paths = [folder / "recipe.json" for folder in dict.fromkeys(folders)]
-        known = [seen for path in paths if path.is_file() for seen in _domains_seen(path)]
-        for does, seen in known:
+        files = [Path(path) for path in (network.place, network.weights) if path is not None]
+        files += [path.resolve() for path in files]  # the recipe is beside the target of a link
+        folders = [path.parent if path.is_file() else path for path in files]
+        recipes = [folder / "recipe.json" for folder in dict.fromkeys(folders)]
+        seen = [domain for path in recipes if path.is_file() for domain in _training_domains(path)]
+        for purpose, domain in seen:
             for target in config.targets:
-                if same_images(target, seen):
+                if same_images(target, domain):
                     raise ValueError(
-                        f"the network {name} {does} {seen.dataset}/{seen.split}, which is the "
-                        f"target {target.label}; take another network, or leave out the target"
+                        f"the network {name} {purpose} {domain.dataset}/{domain.split}, which is "
+                        f"the target {target.label}; use another network, or leave out the target"
                     )
 
 
-def _domains_seen(path: Path) -> list[tuple[str, DataConfig]]:
-    """Return the domains of a training run, and what they were for."""
+def _training_domains(path: Path) -> list[tuple[str, DataConfig]]:
+    """Return the domains of a training run with their purpose."""
     try:
         recipe = json.loads(path.read_text())
         parts = (("was trained on", recipe["source"]), ("was chosen on", recipe["validation"]))
-        return [(does, DataConfig(**content)) for does, content in parts if content is not None]
+        return [(purpose, DataConfig(**domain)) for purpose, domain in parts if domain is not None]
     except (ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{path} is not what a training run writes ({error})") from error
+        raise ValueError(f"{path} is not the recipe of a training run ({error})") from error
 
 
 def open_network(config: NetworkConfig, trust: bool = False) -> nn.Module:
-    """Open a trained network; ``trust``: also one that code of the user's own makes."""
+    """Open a trained network; with ``trust`` also one created by the user's own code."""
     if not config.options:
-        place, weights, classes = config.place, config.weights, config.classes
-        return open_model(place, weights=weights, classes=classes, trust=trust)
+        return open_model(config.place, weights=config.weights, classes=config.classes, trust=trust)
     if config.weights is None:
-        raise ValueError(f"{config.place} has options, but no weights: give weights, a file")
+        raise ValueError(f"{config.place} has options but no weights: give a file of weights")
     options: dict[str, Any] = dict(config.options)
     return create_model(config.place, weights=config.weights, classes=config.classes, **options)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import Any, Literal
 
-from selfadapt.protocol.results import Results, Scores
+from selfadapt.protocol.results import DomainScores, Results
 from selfadapt.report.formats import Cell, Grid
 from selfadapt.report.published import (
     Number,
@@ -59,7 +59,7 @@ class ReportContext:
     def grid(
         self,
         labels: Sequence[str],
-        value: Callable[[Scores], float],
+        value: Callable[[DomainScores], float],
         metric: str | None = "mIoU",
         best: Literal["high", "low"] = "high",
     ) -> Grid:

@@ -12,7 +12,7 @@ from statistics import mean, median
 
 from selfadapt.metrics import Counts, class_ece, ece, iou, reliability
 from selfadapt.protocol.pictures import shown_method
-from selfadapt.protocol.results import Results, Scores
+from selfadapt.protocol.results import DomainScores, Results
 from selfadapt.protocol.statistics import change, interval, worse
 from selfadapt.protocol.tables import failed_table
 from selfadapt.report.context import ReportContext, ReportItem, Section
@@ -93,7 +93,7 @@ def normalisation(context: ReportContext) -> Section | None:
 def calibration(context: ReportContext) -> Section | None:
     """Calibration errors and reliability diagrams (paper Tables 2b, 7b, 8)."""
     results = context.results
-    forms: dict[str, tuple[str, Callable[[Scores], float]]] = {
+    forms: dict[str, tuple[str, Callable[[DomainScores], float]]] = {
         "ece_class": (
             "as in the paper: by class and image, 10 bins",
             lambda s: class_ece(s.counts),

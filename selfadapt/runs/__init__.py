@@ -1,4 +1,4 @@
-"""Runs that may be killed at any moment: their folders, and how processes share them."""
+"""Runs that may be killed at any moment: their folders, and sharing by several processes."""
 
 from selfadapt.runs.store import WHOLE, RunStore, Shard
 

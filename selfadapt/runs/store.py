@@ -1,29 +1,30 @@
-"""The folder of a run: what it is of, who works in it, and what is done.
+"""The folder of a run: its identity, lock and journal.
 
-``RunStore`` is for commands that work for long, may be killed at any moment, and go on when they
-are started again. A command makes a subclass, which names the files that its runs write, and works
-between ``open`` and ``close``. What holds then:
+``RunStore`` is for commands that run for a long time, may be killed at any moment, and continue
+when they are started again. A command subclasses it, defines the files that its runs write, and
+works between ``open`` and ``close``. Guarantees:
 
-- Identity. All that decides the result is given to ``open`` as plain data, and written to
-  ``record.json``. Where a record is there already it must be the same: the run goes on, or a
-  ValueError says in words which settings differ. A folder with other files and no record is
-  refused, and so is a record of another format. Hidden files do not count.
-- Lock. No other process works on the run, or only those that work on other shares of it. The lock
-  is on the file ``.lock``; it ends with the process, and processes forked from it do not have it.
-- Journal. ``journal`` opens the rows of this share to append to, and reads those of all. A row is
-  written in one piece, with a checksum; what has a row need not be done again.
-- Resume. Files other than rows are written with ``files.atomic_write``: each is whole or not
-  there. So whatever is there may be relied on, and nothing is remembered elsewhere.
-- Overwrite. ``open(overwrite=True)`` removes what ``outputs`` yields, and nothing else, once nobody
-  else works on the run. The record is replaced last.
-- Parts. What killed processes left half written of the record and the outputs is removed by the
-  next process that is alone in the folder.
-- Shares. ``Shard(i, n)`` is the i-th of n shares of a run. All of them come to what one process
-  comes to, whoever starts which when, and how often. No share waits for another: what it needs of
-  others it reads in the journal, or does itself. ``claim`` tells the last one to conclude.
+- Identity. Everything that determines the result is passed to ``open`` as plain data, and written
+  to ``record.json``. If there is a record already, it must be equal: then the run continues, else
+  a ValueError lists the settings that differ. A folder with other files and no record is refused,
+  and so is a record of another format. Hidden files are ignored.
+- Lock. No other process works on the run, except for those that work on other shares. The lock is
+  on the file ``.lock``; it ends with the process and is not inherited by forked processes.
+- Journal. ``journal`` opens the rows of this share for appending, and reads those of all shares. A
+  row is written at once, with a checksum; what has a row is not done again.
+- Resume. Files other than rows are written atomically with ``files.atomic_write``. So existing
+  files are complete, and no other state is needed.
+- Overwrite. ``open(overwrite=True)`` removes the files of ``outputs``, and no others, once no other
+  process works on the run. The record is replaced last.
+- Temporary files. Those that killed processes have left are removed by the next process that is
+  alone in the folder.
+- Shares. ``Shard(i, n)`` is the i-th of n shares of a run. Together they give the same result as
+  one process, whatever the order in which they are started, and however often. No share waits for
+  another one: it reads the rows of others in the journal, or does their work itself. ``claim``
+  returns True in the last one, which writes the final files.
 
-Where outputs lie among files of the user, ``WORK`` is a folder of the run's own for its record,
-lock and rows, and ``outputs`` yields the files that the record names.
+If outputs are mixed with files of the user, ``WORK`` is a subfolder for the record, lock and rows,
+and ``outputs`` yields the files listed in the record.
 """
 
 import json
@@ -49,14 +50,14 @@ from selfadapt.recipes import differences
 
 RECORD = "record.json"
 LOCK = ".lock"
-PATIENCE = 10.0
-"""Seconds that a share waits for one that ended and writes what all of them came to."""
+LOCK_TIMEOUT_S = 10.0
+"""Seconds that a share waits for the last one to write the final files."""
 K = TypeVar("K", bound=tuple)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One of several shares of a run, each for a process of its own."""
+    """One of several shares of a run, each for a separate process."""
 
     number: int = 1
     """From 1."""
@@ -70,7 +71,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the share that is written as i/n.
+        """Parse a share written as i/n.
 
         Example:
             >>> Shard.parse("2/4")
@@ -82,7 +83,7 @@ class Shard:
         return cls(int(number), int(total))
 
     def of(self, num: int) -> range:
-        """Return which of so many things are in this share.
+        """Return the indices of this share among ``num`` items.
 
         Example:
             >>> list(Shard(2, 4).of(10))
@@ -91,12 +92,12 @@ class Shard:
         return range(self.number - 1, num, self.total)
 
     def has(self, index: int) -> bool:
-        """Return True if the thing of this index is in this share."""
+        """Return True if the item with this index is in this share."""
         return index % self.total == self.number - 1
 
 
 WHOLE = Shard()
-"""All of a run."""
+"""The only share of a run."""
 
 
 class RunStore:
@@ -108,13 +109,13 @@ class RunStore:
     """
 
     NAME: ClassVar[str] = "a run"
-    """What messages call it."""
+    """Name in messages, with an article."""
     FORMAT: ClassVar[str] = ""
-    """Changes where runs of earlier versions cannot go on."""
+    """Version of the folder; to be changed if earlier runs cannot be continued."""
     OUTPUTS: ClassVar[tuple[str, ...]] = ()
-    """Patterns of the files that it writes beside the record, relative to ``path``."""
+    """Patterns of the files written in addition to the record, relative to ``path``."""
     WORK: ClassVar[str] = "."
-    """The folder in ``path`` of record, lock and rows."""
+    """Subfolder of ``path`` for record, lock and rows."""
 
     def __init__(self, path: Path, shard: Shard = WHOLE) -> None:
         if path.exists() and not path.is_dir():
@@ -125,9 +126,9 @@ class RunStore:
         self._lock: int | None = None
 
     def check(self, identity: Mapping[str, Any], *, overwrite: bool = False) -> bool:
-        """Return True if there is a run to go on with; refuse any other, and change nothing."""
+        """Return True if there is a run to continue; raise an error if it is a different one."""
         is_empty = not self.work.is_dir() or all(p.name[0] == "." for p in self.work.iterdir())
-        if not (self.work / RECORD).exists():  # looked for last: another share may just write it
+        if not (self.work / RECORD).exists():  # checked last: another share may be writing it
             if not is_empty:
                 raise FileExistsError(
                     f"{self.path} holds other files and no {self.NAME.partition(' ')[2]} of this "
@@ -136,12 +137,12 @@ class RunStore:
             return False
         if overwrite:
             if self.shard.total > 1:
-                raise ValueError("a share cannot start anew: leave out --shard, or --overwrite")
+                raise ValueError("a share cannot start again: leave out --shard, or --overwrite")
             return False
         if changed := differences(self.read_record(self.path)["identity"], _plain(identity)):
             raise ValueError(
                 f"{self.path} holds {self.NAME} that differs ({'; '.join(changed[:5])}); give "
-                "another folder, or use --overwrite to start anew"
+                "another folder, or use --overwrite to start again"
             )
         return True
 
@@ -152,23 +153,23 @@ class RunStore:
         *,
         overwrite: bool = False,
     ) -> None:
-        """Make the folder, or enter it, and keep others out until ``close``.
+        """Create or open the folder, and lock it until ``close``.
 
         Args:
-            identity: What decides the result.
-            details: What the record says beside it.
-            overwrite: Remove a run that is there.
+            identity: Everything that determines the result.
+            details: Further content of the record.
+            overwrite: Remove an existing run.
         """
         self.check(identity, overwrite=overwrite)
         make_folder(self.work)
         self._enter()
         try:
-            goes_on = self.check(identity, overwrite=overwrite)  # now nobody else changes it
+            continues = self.check(identity, overwrite=overwrite)  # again, now that it is locked
             if overwrite:
                 self._clear()
             if self.shard.total == 1:
                 self._remove_parts()
-            if self.shard.total == 1 or not goes_on:
+            if self.shard.total == 1 or not continues:
                 record = {"format": self.FORMAT, "identity": identity, **(details or {})}
                 self.write_json(self.work / RECORD, record)
             if self.shard.total > 1:
@@ -178,7 +179,7 @@ class RunStore:
             raise
 
     def close(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         if self._lock is not None:
             release_lock(self._lock)
             self._lock = None
@@ -195,51 +196,53 @@ class RunStore:
         self.close()
 
     def claim(self) -> bool:
-        """Return True if no other share is being worked on; then none is until ``close``."""
+        """Return True if no other share is running; then none can start until ``close``."""
         assert self._lock is not None
         if self.shard.total == 1:
             return True
-        if not lock(self._lock):  # and the shared lock is gone
+        if not lock(self._lock):  # the shared lock is lost then
             return False
         self._remove_parts()
         return True
 
     def journal(self, kind: type[K]) -> Journal[K]:
-        """Return the rows of the run; this process appends to those of its share."""
+        """Open the journal of the run; new rows go to the file of this share."""
         make_folder(self.rows)
         return Journal(self.rows, kind, self.shard.number - 1)
 
     def outputs(self) -> Iterator[Path]:
-        """Yield the files of the run that are there, but the record."""
+        """Yield the existing files of the run except for the record."""
         for pattern in self.OUTPUTS:
             yield from sorted(self.path.glob(pattern))
 
     def write_json(self, path: Path, content: object) -> None:
-        """Write a file of the run."""
-        with atomic_write(path) as aside:
-            aside.write_text(json.dumps(content, indent=1) + "\n")
+        """Write a JSON file of the run."""
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def read_record(cls, folder: Path) -> dict[str, Any]:
-        """Read what the run in a folder is of."""
+        """Read and check the record of the run in a folder."""
         path = folder / cls.WORK / RECORD
         try:
             record = read_json(path)
         except (FileNotFoundError, NotADirectoryError):
             name = cls.NAME.partition(" ")[2]
             raise FileNotFoundError(f"there is no {name} in {folder}") from None
-        written = record.get("format") if isinstance(record, dict) else None
-        if written != cls.FORMAT:
+        version = record.get("format") if isinstance(record, dict) else None
+        if version != cls.FORMAT:
             raise ValueError(
-                f"{path} must be of the format {cls.FORMAT!r}, got {written!r}, of another version "
-                "of selfadapt or of another command; use --overwrite to start anew"
+                f"{path} must be of the format {cls.FORMAT!r}, got {version!r}, of another version "
+                "of selfadapt or of another command; use --overwrite to start again"
             )
         if not isinstance(record.get("identity"), dict):
-            raise ValueError(f"{path} is damaged, it lacks identity; use --overwrite to start anew")
+            raise ValueError(
+                f"{path} is damaged, it lacks identity; use --overwrite to start again"
+            )
         return dict(record)
 
     def _enter(self) -> None:
-        """Lock the run: as a share together with others, once there is a record."""
+        """Lock the run, if it is one share of several with a shared lock once there is a record."""
         try:
             file = os.open(self.work / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
@@ -251,12 +254,12 @@ class RunStore:
         while not (self.work / RECORD).exists():
             if lock(file):  # to write it
                 return None
-            time.sleep(0.05)  # another share does
+            time.sleep(0.05)  # another share is writing it
         return self._take(shared=True)
 
     def _take(self, *, shared: bool) -> None:
         assert self._lock is not None
-        until = time.monotonic() + (PATIENCE if shared else 0)
+        until = time.monotonic() + (LOCK_TIMEOUT_S if shared else 0)
         while not lock(self._lock, shared=shared):
             if time.monotonic() >= until:
                 self.close()
@@ -270,7 +273,7 @@ class RunStore:
         for path in paths:
             path.unlink()
         for folder in {path.parent for path in paths} - {self.path}:
-            with suppress(OSError):  # others have files there
+            with suppress(OSError):  # it contains other files
                 folder.rmdir()
 
     def _remove_parts(self) -> None:
@@ -279,15 +282,15 @@ class RunStore:
 
 
 def read_json(path: Path) -> Any:
-    """Read a file of a run."""
+    """Read a JSON file of a run."""
     try:
         return json.loads(path.read_text())
     except PermissionError as error:
         raise PermissionError(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); use --overwrite to start anew") from error
+        raise ValueError(f"{path} is damaged ({error}); use --overwrite to start again") from error
 
 
 def _plain(identity: Mapping[str, Any]) -> Any:
-    """Return data as they are read back from a file."""
+    """Return data as they would be read back from a file."""
     return json.loads(json.dumps(identity))

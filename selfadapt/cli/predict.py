@@ -1,4 +1,4 @@
-"""``selfadapt predict``: images and videos to masks."""
+"""``selfadapt predict``: segment images and videos."""
 
 import json
 import sys
@@ -10,21 +10,21 @@ from typing import Any
 import torch
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from selfadapt.cli.opening import (
+from selfadapt.cli.commands import (
+    Command,
+    complete_files,
+    json_argument,
+    output_arguments,
+    shard_argument,
+)
+from selfadapt.cli.model_flags import (
     as_list,
     given_settings,
     method_arguments,
     model_arguments,
     open_method,
 )
-from selfadapt.cli.progress import Bar
-from selfadapt.cli.verbs import (
-    Verb,
-    json_argument,
-    names_files,
-    output_arguments,
-    shard_argument,
-)
+from selfadapt.cli.progress import ProgressBar
 from selfadapt.devices import refuse_torchrun
 from selfadapt.engine import RECORD_AT
 from selfadapt.forecast import forecast
@@ -34,11 +34,11 @@ from selfadapt.models.trained import OTHER_NETWORKS, trained_on
 from selfadapt.optional import import_optional
 from selfadapt.predict import (
     DEFAULT,
-    NOT_OF_VIDEOS,
+    IMAGES_ONLY,
     OUTPUTS,
-    Key,
+    FileKey,
     PredictFolder,
-    Run,
+    PredictRun,
     Summary,
     check_outputs,
     find_inputs,
@@ -46,9 +46,9 @@ from selfadapt.predict import (
 from selfadapt.runs import Shard
 
 SCALED = "segmented at "
-"""How the note of an image begins that had more pixels than are segmented."""
-MOST_NOTES = 20
-"""How many notes are printed."""
+"""Prefix of the note for an image that was scaled down."""
+MAX_NOTES = 20
+"""Maximum number of notes printed."""
 
 
 def _predict_arguments(parser: ArgumentParser) -> None:
@@ -59,28 +59,28 @@ def _predict_arguments(parser: ArgumentParser) -> None:
         metavar="IMAGE",
         help="Images, videos, folders of them, or patterns in quotes: 'day*/**/*.png'.",
     )
-    names_files(images)
+    complete_files(images)
     parser.add_argument(
         "--config",
         action=ActionConfigFile,
-        help="YAML file of these settings. What is given beside it counts.",
+        help="YAML file with values for these flags. Flags given on the command line override it.",
     )
     model_arguments(parser, several="of --method ensemble")
     output_arguments(parser)
-    known = "; ".join(f"{kind}: {text}" for kind, text in OUTPUTS.items())
+    kinds = "; ".join(f"{kind}: {text}" for kind, text in OUTPUTS.items())
     parser.add_argument(
-        "--outputs", nargs="+", default=list(DEFAULT), metavar="KIND", help=f"{known}."
+        "--outputs", nargs="+", default=list(DEFAULT), metavar="KIND", help=f"{kinds}."
     )
     parser.add_argument(
-        "--retry", action="store_true", help="Try files again that could not be segmented."
+        "--retry", action="store_true", help="Retry files that could not be segmented."
     )
     shard_argument(parser)
     parser.add_argument(
         "--explain", action="store_true",
-        help="Say first which layers adapt and why, what is assumed, and which shortcuts run.",
+        help="First print which layers adapt and why, what is assumed, and which shortcuts run.",
     )  # fmt: skip
     parser.add_argument(
-        "--quiet", action="store_true", help="Show no progress and no summary, only what failed."
+        "--quiet", action="store_true", help="Print only failures, no progress and no summary."
     )
     json_argument(parser)
     method_arguments(parser)
@@ -88,17 +88,17 @@ def _predict_arguments(parser: ArgumentParser) -> None:
 
 def _predict(args: Namespace) -> int:
     outputs = check_outputs(as_list(args.outputs))
-    words = as_list(args.get("images"))
-    if not words:
+    patterns = as_list(args.get("images"))
+    if not patterns:
         raise ValueError("at least one IMAGE is needed: a file, a folder or a pattern")
     refuse_torchrun("predict")
     folder = PredictFolder(args.output, outputs, Shard.parse(args.shard))
-    inputs = folder.plan(find_inputs(words), overwrite=args.overwrite)
-    if any(one.is_video for one in inputs):
-        if images_only := NOT_OF_VIDEOS & set(outputs):
+    inputs = folder.plan(find_inputs(patterns), overwrite=args.overwrite)
+    if any(item.is_video for item in inputs):
+        if images_only := IMAGES_ONLY & set(outputs):
             raise ValueError(
-                f"{' and '.join(images_only)} can be written of images only, and there is a video "
-                "among the inputs: leave one of the two out"
+                f"{' and '.join(images_only)} can only be written for images, but there is a video "
+                "among the inputs: leave out one of the two"
             )
         import_optional("av", "video")
     method, classes, networks = open_method(args, compare="panel" in outputs)
@@ -113,37 +113,40 @@ def _predict(args: Namespace) -> int:
         print(method.explain(), file=sys.stderr)
     with folder:
         folder.start(identity, inputs, overwrite=args.overwrite)
-        with closing(folder.journal(Key)) as journal, Bar(args.method, quiet=args.quiet) as bar:
+        with (
+            closing(folder.journal(FileKey)) as journal,
+            ProgressBar(args.method, quiet=args.quiet) as bar,
+        ):
             if args.retry:
                 journal.forget_errors()
 
-            def show(done: int, total: int, doing: str) -> None:
+            def show_progress(done: int, total: int, activity: str) -> None:
                 preparing = torch.cuda.is_available() and done < RECORD_AT
-                bar(done, total, doing or ("preparing" if preparing else ""))
+                bar(done, total, activity or ("preparing" if preparing else ""))
 
-            run = Run(folder, journal, method, classes, inputs, show)
+            run = PredictRun(folder, journal, method, classes, inputs, show_progress)
             if not args.quiet and not args.json:
                 for line in (*trained_on(networks), *forecast(args.method, method, run.sizes())):
                     print(line, file=sys.stderr, flush=True)
             summary = run()
-    return _tell(summary, args)
+    return _print_summary(summary, args)
 
 
-def _tell(summary: Summary, args: Namespace) -> int:
-    """Print what came of a run; return 1 if something failed, else 0."""
+def _print_summary(summary: Summary, args: Namespace) -> int:
+    """Print the outcome of a run; return 1 if a file failed, else 0."""
     scaled = [note for note in summary.notes if note.startswith(SCALED)]
-    several = scaled if len(scaled) > 1 else []  # one for each size that images have
+    merged = scaled if len(scaled) > 1 else []  # there is one for each image size
     notes = [
-        _about(note, files, summary.num_files)
+        _with_files(note, files, summary.num_files)
         for note, files in summary.notes.items()
-        if note not in several
+        if note not in merged
     ]
-    if several:
-        number = sum(len(summary.notes[note]) for note in several)
+    if merged:
+        number = sum(len(summary.notes[note]) for note in merged)
         notes.append(f"{number} images were scaled down to be segmented, see {summary.table}")
-    if len(notes) > MOST_NOTES:
-        more = f"{len(notes) - MOST_NOTES} more notes are in {summary.table}"
-        notes = [*notes[:MOST_NOTES], more]
+    if len(notes) > MAX_NOTES:
+        more = f"{len(notes) - MAX_NOTES} more notes are in {summary.table}"
+        notes = [*notes[:MAX_NOTES], more]
     if UNLIKE in summary.notes:
         notes.append(OTHER_NETWORKS)
     for note in notes if not args.quiet else ():
@@ -155,15 +158,15 @@ def _tell(summary: Summary, args: Namespace) -> int:
         print(json.dumps(_as_json(summary, args)))
     elif not args.quiet:
         done = summary.num_files - len(summary.failures)
-        before = f" ({summary.num_before} before)" if summary.num_before else ""
-        print(f"{done} of {summary.num_files} images segmented{before}, see {args.output}")
+        earlier = f" ({summary.num_earlier} before)" if summary.num_earlier else ""
+        print(f"{done} of {summary.num_files} images segmented{earlier}, see {args.output}")
         if summary.num_left:
             print(f"{summary.num_left} files are left to other shares")
     return 1 if summary.failures else 0
 
 
-def _about(note: str, files: list[str], num_files: int) -> str:
-    """Return a note, with the files it is of unless that is all of them."""
+def _with_files(note: str, files: list[str], num_files: int) -> str:
+    """Return a note with its files, unless it applies to all of them."""
     if len(files) == 1 and num_files > 1:
         return f"{files[0]}: {note}"
     if len(files) < num_files:
@@ -176,7 +179,7 @@ def _as_json(summary: Summary, args: Namespace) -> dict[str, Any]:
     return {
         "files": summary.num_files,
         "done": summary.num_files - len(failures),
-        "before": summary.num_before,
+        "before": summary.num_earlier,
         "failed": len(failures),
         "left": summary.num_left,
         "failures": failures,
@@ -188,8 +191,8 @@ def _as_json(summary: Summary, args: Namespace) -> dict[str, Any]:
     }
 
 
-PREDICT = Verb(
-    "Segment images and videos, by any method.",
+PREDICT = Command(
+    "Segment images and videos with any method.",
     "selfadapt predict street.jpg --model net.safetensors -o masks",
     _predict_arguments,
     _predict,

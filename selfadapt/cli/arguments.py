@@ -1,0 +1,159 @@
+"""Checks and normalisation of command-line arguments before the parser sees them."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from selfadapt.cli.commands import RECIPE_COMMANDS
+from selfadapt.cli.model_flags import switches
+from selfadapt.methods import is_own_method, load_method
+from selfadapt.recipes import find_recipe
+
+MAX_VALUES = 100_000
+"""Maximum number of values in a settings file with aliases expanded: a few lines of YAML can stand
+for billions of values."""
+TRUE, FALSE = ("true", "yes"), ("false", "no")
+
+
+def load_trusted_methods(args: list[str]) -> None:
+    """Import the user's own methods given with ``--trust``, so that their settings become flags.
+
+    Only the command line is read here: settings files cannot contain ``trust``.
+    """
+    if "--trust" not in args:
+        return
+    for name in _values(args, "--method"):
+        if is_own_method(name):
+            load_method(name)
+
+
+def expand_recipe(args: list[str]) -> list[str]:
+    """Replace the RECIPE after a command by ``--recipe PATH``, and check all recipes."""
+    if len(args) < 2 or args[0] not in RECIPE_COMMANDS:
+        return args
+    for value in _values(args, "--recipe"):
+        check_settings(settings_path(value), "a recipe")
+    if args[1].startswith("-"):
+        return args
+    path = find_recipe(args[1], RECIPE_COMMANDS[args[0]])
+    check_settings(path, "a recipe")
+    return [args[0], "--recipe", str(path), *args[2:]]
+
+
+def normalize_switches(args: list[str]) -> list[str]:
+    """Normalise the arguments of ``predict``.
+
+    ``--config`` moves to the front, so that flags override it wherever they are. A switch consumes
+    the next argument only if that is a boolean, as otherwise it may be an image: ``--fast false``
+    and ``--fast=false`` become ``--no-fast``.
+
+    Example:
+        >>> normalize_switches(["predict", "a.png", "--fast", "false", "b.png"])
+        ['predict', 'a.png', '--no-fast', 'b.png']
+    """
+    if not args or args[0] != "predict":
+        return args
+    config, other = [], []
+    remaining = args[1:]
+    while remaining:
+        arg, *remaining = remaining
+        if arg == "--":
+            other += [arg, *remaining]
+            break
+        if arg.startswith("--config=") or (arg == "--config" and remaining):
+            path = arg.partition("=")[2] if "=" in arg else remaining.pop(0)
+            check_settings(settings_path(path), "a settings file")
+            config += ["--config", path]
+        else:
+            arg, remaining = _normalize_switch(arg, remaining)
+            other.append(arg)
+    return [args[0], *config, *other]
+
+
+def _normalize_switch(arg: str, remaining: list[str]) -> tuple[str, list[str]]:
+    """Return a switch and its value as one argument, and the arguments after it."""
+    flag, equals, value = arg.partition("=")
+    if flag not in switches():
+        return arg, remaining
+    if not equals and remaining and _is_boolean(remaining[0]):
+        value, *remaining = remaining
+    if value.lower() in FALSE:
+        return flag.replace("--", "--no-", 1), remaining
+    return (flag if not value or value.lower() in TRUE else arg), remaining
+
+
+def _is_boolean(text: str) -> bool:
+    return text.lower() in TRUE + FALSE and not Path(text).exists()
+
+
+def _values(args: list[str], flag: str) -> list[str]:
+    """Return the values of a flag, given as ``--flag VALUE`` or ``--flag=VALUE``."""
+    values = []
+    for arg, following in zip(args, [*args[1:], ""], strict=True):
+        name, _, value = arg.partition("=")
+        if name == flag:
+            values.append(value or following)
+    return values
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Raises an error for duplicate keys, of which YAML silently keeps the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys: list[Any] = []
+        for key, _ in node.value:
+            if key.value in keys:
+                raise yaml.MarkedYAMLError(
+                    problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark
+                )
+            keys.append(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def settings_path(text: str) -> Path:
+    """Return the path of a settings file; refuse inline settings, which would not be checked."""
+    if not os.path.isfile(text):
+        raise FileNotFoundError(f"there is no settings file {text}")
+    return Path(text)
+
+
+def check_settings(path: Path, kind: str) -> None:
+    """Raise ValueError unless a file is a YAML mapping of settings without unsafe content."""
+    try:
+        content = yaml.load(path.read_text(), _UniqueKeyLoader)  # a SafeLoader
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{kind} must be a YAML file, but {path} is not text") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 1}" if mark else ""
+        reason = getattr(error, "problem", None) or "it cannot be read"
+        raise ValueError(f"{kind} must be YAML, but {path} is not: {reason}{line}") from error
+    if content is None:
+        raise ValueError(f"{kind} must contain settings, but {path} is empty")
+    if not isinstance(content, dict):
+        found = type(content).__name__
+        raise ValueError(f"{kind} must be a mapping of settings, but {path} contains a {found}")
+    for name in ("trust", "config", "recipe"):
+        if content.get(name):
+            raise ValueError(f"{path} must not set {name!r}: only the command line may")
+    if _num_values(content, {}) > MAX_VALUES:
+        raise ValueError(f"{kind} must be short, but {path} expands to over {MAX_VALUES} values")
+
+
+def _num_values(content: Any, counts: dict[int, int]) -> int:
+    """Count the values in settings with YAML aliases expanded.
+
+    Raises:
+        ValueError: The settings contain a ``class_path``, which the parser would import and so run.
+    """
+    if not isinstance(content, dict | list):
+        return 1
+    if isinstance(content, dict) and "class_path" in content:
+        raise ValueError("settings must be plain values, but they contain a class_path")
+    if id(content) not in counts:
+        counts[id(content)] = MAX_VALUES + 1  # until it is counted: it may contain itself
+        parts = content.values() if isinstance(content, dict) else content
+        counts[id(content)] = 1 + sum(_num_values(part, counts) for part in parts)
+    return counts[id(content)]
