@@ -1,10 +1,10 @@
-"""How often labels are the same with shortcuts as without, image by image.
+"""How often labels are the same with optimizations as without, image by image.
 
     python benchmarks/agreement.py DOMAIN --weights FILE --every 17
     python benchmarks/agreement.py streets/night --model streets --limit 3
 
 DOMAIN, --model and --weights are as in ``street.py``. The reference is ``fast=False`` in full
-precision, TF32 off. On a CPU there is but one shortcut, ``reuse``, and one precision.
+precision, TF32 off. On a CPU there is but one optimization, ``reuse``, and one precision.
 """
 
 import argparse

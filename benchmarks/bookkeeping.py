@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--model", default="deeplabv1_resnet50")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--plain", action="store_true", help="segment without shortcuts")
+    parser.add_argument("--plain", action="store_true", help="segment without optimizations")
     args = parser.parse_args()
     device = find_device(args.device)
     look = {"dataset": "streets", "limit": args.images}

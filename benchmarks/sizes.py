@@ -4,8 +4,8 @@
     python benchmarks/sizes.py --images 6 --sizes 3 --steps 1 --model deeplabv1_resnet18_slim
 
 Images of noise, in sizes from 512x256 on that follow each other at random, go through
-self-adaptation without shortcuts, with all of them, again with what was recorded then, and with all
-but recordings.
+self-adaptation without optimizations, with all of them, again with the recordings of before, and with
+all but recordings.
 """
 
 import argparse
@@ -56,9 +56,9 @@ def main() -> None:
     model = create_model(args.model).to(device)
     images = [image.to(device) for image in draw_images(args.images, args.sizes)]
     create = partial(SelfAdapt, model, steps=args.steps, compare=False)
-    for shortcuts in (False, True):
-        create(fast=shortcuts)(images[0])  # compiles kernels
-    run(create(fast=False), images, "without shortcuts")
+    for optimizations in (False, True):
+        create(fast=optimizations)(images[0])  # compiles kernels
+    run(create(fast=False), images, "without optimizations")
     method = create()
     run(method, images, "with them")
     run(method, images, "the same images again")

@@ -74,7 +74,7 @@ class SelfAdapt(Method):
         max_pixels: Larger images are scaled down to this many pixels, and the result is scaled
             up again. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
         compare: Also predict with the network as trained, for before and after.
-        fast: Take shortcuts to the same result, on a GPU with 16-bit arithmetic. False: none; in
+        fast: Use optimizations that keep the result; on a GPU, 16-bit arithmetic. False: none; in
             Python a ``Fast`` says which.
         interface: What the network takes and gives, where that is not detected.
 

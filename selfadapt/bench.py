@@ -1,11 +1,11 @@
-"""Benchmark: time networks and methods on this machine, with and without shortcuts.
+"""Benchmark: time networks and methods on this machine, with and without optimizations.
 
 For each network and size, one image of noise goes through
 
     BatchNorm forward    the network as trained, without fused kernels
     SaN forward          one pass with SaN
     TTA                  the views alone
-    self-adaptation      without shortcuts, with all of them, and the real-time preset
+    self-adaptation      without optimizations, with all of them, and the real-time preset
 
 Weights are untrained, since time does not depend on them. One-time work, such as compiling kernels
 or recording graphs, is reported separately from the median of the following runs.
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from selfadapt.cost import duration
-from selfadapt.engine import NO_SHORTCUTS, Fast
+from selfadapt.engine import NO_OPTIMIZATIONS, Fast
 from selfadapt.engine.settings import Precision
 from selfadapt.files import atomic_write, make_folder
 from selfadapt.forecast import image_seconds
@@ -84,7 +84,7 @@ class Timing:
     """``tflops`` as a share of the rate of a large matrix product. Convolutions can exceed 1 with
     algorithms that need fewer operations than counted."""
     ratio: float
-    """Speed-up over self-adaptation with as many steps and without shortcuts."""
+    """Speed-up over self-adaptation with as many steps and without optimizations."""
     views: float | None = None
     """Share of the time spent on views and pseudo-label."""
     steps: float | None = None
@@ -252,7 +252,7 @@ def _time(work: Workload, model: nn.Module, size: Size, repeats: int, seconds: f
 
 def count_operations(work: Workload, model: nn.Module) -> float:
     """Count the operations of convolutions and matrix products for a small image."""
-    plain = replace(NO_SHORTCUTS, reuse=work.fast is not False)
+    plain = replace(NO_OPTIMIZATIONS, reuse=work.fast is not False)
     image = noise(COUNT_SIZE).to(next(model.parameters()).device)
     with FlopCounterMode(display=False) as counter:
         work.create(model, fast=plain)(image)

@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from selfadapt.method import Method
 
-SHORTCUTS = {
+OPTIMIZATIONS = {
     "reuse": "frozen layers run once for all steps",
     "san_batchnorm": "SaN with PyTorch's BatchNorm kernels",
     "precision": "16-bit numbers",
@@ -28,23 +28,23 @@ class Explanation:
 
     title: str
     topics: dict[str, str]
-    shortcuts: dict[str, str]
-    """Reason why each shortcut does not run; empty if it runs."""
+    optimizations: dict[str, str]
+    """Reason why each optimization does not run; empty if it runs."""
 
     def __str__(self) -> str:
         lines = [self.title]
         lines += [f"  {topic + ':':<15}{text}" for topic, text in self.topics.items()]
         reasons: dict[str, list[str]] = {}
-        for name, reason in self.shortcuts.items():
+        for name, reason in self.optimizations.items():
             reasons.setdefault(reason, []).append(name)
         for name in reasons.pop("", ()):
-            lines.append(f"  {'runs:':<15}{name}: {SHORTCUTS[name]}")
+            lines.append(f"  {'runs:':<15}{name}: {OPTIMIZATIONS[name]}")
         lines += [f"  {'does not run:':<15}{', '.join(n)}: {why}" for why, n in reasons.items()]
         return "\n".join(lines)
 
 
 def explain(method: Method) -> Explanation:
-    """Explain which layers a method adapts, what is assumed, and which shortcuts run."""
+    """Explain which layers a method adapts, what is assumed, and which optimizations run."""
     model, interface, plan = method.model, method.interface, method.engine.plan()
     device = method.engine.device
     settings = {
@@ -83,17 +83,18 @@ def explain(method: Method) -> Explanation:
     topics["computes in"] = f"{names[plan.predict]} to predict, {names[plan.adapt]} in steps"
     if method.engine.notes:
         topics["fell back"] = "; ".join(method.engine.notes)
-    shortcuts = {
-        name: method.engine.fallbacks.get(name, plan.reasons.get(name, "")) for name in SHORTCUTS
+    optimizations = {
+        name: method.engine.fallbacks.get(name, plan.reasons.get(name, ""))
+        for name in OPTIMIZATIONS
     }
     if method.selection is None:
-        shortcuts["reuse"] = "there are no steps"
+        optimizations["reuse"] = "there are no steps"
     title = f"{type(method).__name__} with {type(model).__name__} on {device}"
-    return Explanation(title, topics, shortcuts)
+    return Explanation(title, topics, optimizations)
 
 
 def _caller_precision(device: torch.device) -> str:
-    """Return the precision without a shortcut: that of the caller's autocast, or fp32."""
+    """Return the precision without an optimization: that of the caller's autocast, or fp32."""
     if device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type):
         return f"{torch.get_autocast_dtype(device.type)} (the caller's autocast)".removeprefix(
             "torch."

@@ -82,7 +82,7 @@ class Method(ABC):
         max_pixels: Larger images are scaled down to this many pixels, and the result is scaled
             up again. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
         compare: Also predict with the network as trained, for before and after.
-        fast: Take shortcuts to the same result, on a GPU with 16-bit arithmetic. False: none; in
+        fast: Use optimizations that keep the result; on a GPU, 16-bit arithmetic. False: none; in
             Python a ``Fast`` says which.
         interface: What the network takes and gives, where that is not detected.
     """
@@ -103,7 +103,7 @@ class Method(ABC):
     ) -> None:
         check_model(model)
         check_mode(mode, max_pixels)
-        shortcuts = as_fast(fast)
+        optimizations = as_fast(fast)
         self.model = unwrapped(model)
         self._mode: ModeName = mode
         self.max_pixels = max_pixels or MAX_PIXELS
@@ -111,7 +111,7 @@ class Method(ABC):
         self.alpha = alpha
         self._rates: Rates | None = None
         self.interface, is_random = self._detect(interface)
-        self.engine = Engine(self.model, self.interface, shortcuts, is_random)
+        self.engine = Engine(self.model, self.interface, optimizations, is_random)
         channels = self.interface.channels or 3
         self.is_normalisation_assumed = not is_normalisation_known(self.model, interface, channels)
         self.notes = self._model_notes()

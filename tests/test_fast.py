@@ -1,4 +1,4 @@
-"""The switches of the shortcuts, and PIL's resampling as a matrix product."""
+"""The switches of the optimizations, and PIL's resampling as a matrix product."""
 
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -18,18 +18,18 @@ from conftest import random_image
 from selfadapt import SelfAdapt, create_method, views
 from selfadapt.baselines import SaNOnly
 from selfadapt.computed import Computed
-from selfadapt.engine import NO_SHORTCUTS, Fast, Network, network, settings
+from selfadapt.engine import NO_OPTIMIZATIONS, Fast, Network, network, settings
 from selfadapt.engine.settings import Plan
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def test_plain_has_every_shortcut_switched_off() -> None:
-    on = {field.name: getattr(NO_SHORTCUTS, field.name) for field in fields(Fast)}
+    on = {field.name: getattr(NO_OPTIMIZATIONS, field.name) for field in fields(Fast)}
     assert on.pop("precision") == "fp32"
     assert on
     assert not any(on.values())
-    plan = NO_SHORTCUTS.plan(GPU)
+    plan = NO_OPTIMIZATIONS.plan(GPU)
     assert (plan.predict, plan.adapt, plan.running) == (None, None, ())
     assert set(plan.reasons.values()) == {"switched off"}
 
@@ -86,7 +86,7 @@ def test_only_switches_are_taken(tiny: nn.Module, fast: Any) -> None:
 
 def test_true_and_false_are_all_and_none(tiny: nn.Module) -> None:
     assert create_method("tent", tiny, fast=True).fast == create_method("tent", tiny).fast == Fast()
-    assert create_method("tent", tiny, fast=False).fast == NO_SHORTCUTS
+    assert create_method("tent", tiny, fast=False).fast == NO_OPTIMIZATIONS
     assert create_method("tent", tiny, fast=Fast(graphs=False)).fast == Fast(graphs=False)
 
 

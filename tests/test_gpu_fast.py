@@ -1,4 +1,4 @@
-"""The shortcuts on a GPU: the same results, from recordings that notice what changes."""
+"""The optimizations on a GPU: the same results, from recordings that notice what changes."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_shortcuts_lead_to_the_same(build: Any, method: str, mode: Any) -> None:
     for _ in range(3):
         assert_near(segment(image), expected)
         assert_same(before, snapshot(model))
-    assert not [note for note in segment.engine.notes if "shortcuts" in note]
+    assert not [note for note in segment.engine.notes if "optimizations" in note]
     assert not segment.engine.graphs.trouble
 
 

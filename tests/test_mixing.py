@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from selfadapt.engine import Network
 from selfadapt.engine.san_batchnorm import MixedNorm, can_mix, image_statistics_of
-from selfadapt.engine.settings import NO_SHORTCUTS, Plan
+from selfadapt.engine.settings import NO_OPTIMIZATIONS, Plan
 from selfadapt.models.detect import detect
 from selfadapt.norm import find_san
 
@@ -96,9 +96,9 @@ GPU = (
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 )
 BACKENDS = {
-    "san_batchnorm": ("cpu", replace(NO_SHORTCUTS, san_batchnorm=True)),
-    "san_batchnorm on a GPU": ("cuda", replace(NO_SHORTCUTS, san_batchnorm=True)),
-    "kernels": ("cuda", replace(NO_SHORTCUTS, kernels=True, channels_last=True)),
+    "san_batchnorm": ("cpu", replace(NO_OPTIMIZATIONS, san_batchnorm=True)),
+    "san_batchnorm on a GPU": ("cuda", replace(NO_OPTIMIZATIONS, san_batchnorm=True)),
+    "kernels": ("cuda", replace(NO_OPTIMIZATIONS, kernels=True, channels_last=True)),
 }
 
 
@@ -129,6 +129,6 @@ def test_each_backend_gives_what_the_reference_in_norm_gives(
             return [*network.tuned.values(), *network.buffers.values(), network.logits(image)]
 
     for found, expected in zip(
-        compute(fast.plan(device)), compute(NO_SHORTCUTS.plan(device)), strict=True
+        compute(fast.plan(device)), compute(NO_OPTIMIZATIONS.plan(device)), strict=True
     ):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -135,9 +135,9 @@ def test_what_is_decided_can_be_read(tiny: nn.Module) -> None:
     explained = method.explain()
     text = str(explained)
     assert explained.topics["adapts"].startswith("0.00 of 0.00 million weights; as given: head")
-    assert explained.shortcuts["graphs"] == "switched off"
-    assert explained.shortcuts["reuse"] == "the network has hooks, which must see every run"
-    assert explained.shortcuts["kernels"] == "for GPUs only"
+    assert explained.optimizations["graphs"] == "switched off"
+    assert explained.optimizations["reuse"] == "the network has hooks, which must see every run"
+    assert explained.optimizations["kernels"] == "for GPUs only"
     assert "SaN mixes the statistics of 2 BatchNorm layers" in text
     assert "lr=0.02" in explained.topics["settings"]
     json.dumps(explained.topics)
@@ -151,7 +151,7 @@ def test_a_normalisation_that_nothing_says_is_assumed() -> None:
 def test_one_pass_has_no_steps(tiny: nn.Module) -> None:
     explained = METHODS["ensemble"]([tiny, tiny]).explain()
     assert explained.title == "Ensemble of 2, the first: SaNOnly with TinyNet on cpu"
-    assert explained.shortcuts["reuse"] == "there are no steps"
+    assert explained.optimizations["reuse"] == "there are no steps"
     assert "loss" not in explained.topics
 
 

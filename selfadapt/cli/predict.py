@@ -77,7 +77,7 @@ def _predict_arguments(parser: ArgumentParser) -> None:
     shard_argument(parser)
     parser.add_argument(
         "--explain", action="store_true",
-        help="First print which layers adapt and why, what is assumed, and which shortcuts run.",
+        help="Print first which layers adapt and why, what is assumed, which optimizations run.",
     )  # fmt: skip
     parser.add_argument(
         "--quiet", action="store_true", help="Print only failures, no progress and no summary."

@@ -11,7 +11,7 @@ from selfadapt.computed import Computed
 from selfadapt.dropout import seeded
 from selfadapt.engine.graphs import Compute, Graphs, has_hooks
 from selfadapt.engine.network import Network, OnStep, OnStepError
-from selfadapt.engine.settings import NO_SHORTCUTS, Fast, Plan
+from selfadapt.engine.settings import NO_OPTIMIZATIONS, Fast, Plan
 from selfadapt.models.interface import Interface
 from selfadapt.norm import SaNReport
 from selfadapt.views import Size
@@ -91,10 +91,10 @@ class Engine:
             raise
         except Exception as error:
             is_network_error = not image.is_cuda and isinstance(error, RuntimeError)
-            if fast == NO_SHORTCUTS or is_network_error:
+            if fast == NO_OPTIMIZATIONS or is_network_error:
                 raise
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        self._set_fast(NO_SHORTCUTS)
+        self._set_fast(NO_OPTIMIZATIONS)
         try:
             computed = self._run(compute, image, size, variant)
         except Exception as error:

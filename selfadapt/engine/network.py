@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from selfadapt.copying import STANDARD, private_copy
 from selfadapt.engine import san_batchnorm
 from selfadapt.engine.reuse import Reuse, version
-from selfadapt.engine.settings import NO_SHORTCUTS, Plan
+from selfadapt.engine.settings import NO_OPTIMIZATIONS, Plan
 from selfadapt.models.interface import Interface
 from selfadapt.norm import (
     SaNReport,
@@ -68,7 +68,7 @@ class Network:
         fallbacks: dict[str, str] | None = None,
     ) -> None:
         self.device = next(model.parameters(), torch.empty(0)).device
-        self.plan = plan = NO_SHORTCUTS.plan(self.device) if plan is None else plan
+        self.plan = plan = NO_OPTIMIZATIONS.plan(self.device) if plan is None else plan
         self.interface, self.on_step = interface, on_step
         self.fallbacks = {} if fallbacks is None else fallbacks
         kernels = {

@@ -109,7 +109,7 @@ class Plan:
         return name not in self.reasons
 
 
-NO_SHORTCUTS = Fast(
+NO_OPTIMIZATIONS = Fast(
     reuse=False, san_batchnorm=False, precision="fp32", channels_last=False, kernels=False,
     batches=False, graphs=False,
 )  # fmt: skip
@@ -118,7 +118,7 @@ NO_SHORTCUTS = Fast(
 def as_fast(fast: bool | Fast) -> Fast:
     """Return the settings that ``fast`` stands for: all optimizations, none, or those it names."""
     if isinstance(fast, bool):
-        return Fast() if fast else NO_SHORTCUTS
+        return Fast() if fast else NO_OPTIMIZATIONS
     if not isinstance(fast, Fast):
         raise TypeError(f"fast must be True, False or a Fast object, got {fast!r}")
     return fast
