@@ -4,7 +4,7 @@
     python benchmarks/sizes.py --images 6 --sizes 3 --steps 1 --model deeplabv1_resnet18_slim
 
 Images of noise, in sizes from 512x256 on that follow each other at random, go through
-self-adaptation without optimizations, with all of them, again with the recordings of before, and with
+self-adaptation without optimizations, with all of them, again with the recordings kept, and with
 all but recordings.
 """
 

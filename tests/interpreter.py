@@ -27,7 +27,7 @@ def _patch_with_index(tensor: Any, scope: Any) -> None:
 
 interpreter._patch_lang_tensor = _patch_with_index
 
-KERNELS = ("moments", "settle", "apply", "gradient_sums", "gradient_apply", "cell_losses")
+KERNELS = ("moments", "combine", "apply", "gradient_sums", "gradient_apply", "cell_losses")
 
 
 class Counted:

@@ -19,5 +19,6 @@ from selfadapt.engine.network import Gradients, Network, described
 from selfadapt.engine.settings import NO_OPTIMIZATIONS, Fast, as_fast
 
 __all__ = [
-    "NO_OPTIMIZATIONS", "RECORD_AT", "Engine", "Fast", "Gradients", "Network", "as_fast", "described",
+    "NO_OPTIMIZATIONS", "RECORD_AT", "Engine", "Fast", "Gradients", "Network", "as_fast",
+    "described",
 ]  # fmt: skip
