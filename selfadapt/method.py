@@ -268,7 +268,11 @@ class Method(ABC):
 
     def _result(self, computed: Computed, size: Size) -> Result:
         """Make a result of the given size."""
-        losses = [float(loss) for loss in computed.losses]
+        losses = (
+            torch.cat([loss.reshape(1) for loss in computed.losses]).tolist()
+            if computed.losses
+            else []
+        )
         notes = [*computed.notes, *(n for n, applies in computed.warnings.items() if bool(applies))]
         if not notes and losses and losses[-1] > max(2 * losses[0], SMALL_LOSS):
             notes.append(f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: lower lr")

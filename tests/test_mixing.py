@@ -112,8 +112,14 @@ BACKENDS = {
     ],
 )
 def test_each_backend_gives_what_the_reference_in_norm_gives(
-    name: str, alpha: float, drifts: bool, tiny: nn.Module, image: Tensor
+    name: str,
+    alpha: float,
+    drifts: bool,
+    tiny: nn.Module,
+    image: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     device, fast = torch.device(BACKENDS[name][0]), BACKENDS[name][1]
     model, image = tiny.to(device), image.to(device)
     assert fast.plan(device).running

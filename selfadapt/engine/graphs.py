@@ -147,10 +147,21 @@ def _garbage_collection_off(device: torch.device) -> Iterator[None]:
             gc.enable()
 
 
+def all_modules(model: nn.Module) -> list[nn.Module]:
+    """Return all modules, once each: ``model.modules()``, which takes longer than a small image."""
+    modules, remaining = {model: None}, [model]
+    while remaining:
+        for module in remaining.pop()._modules.values():
+            if module is not None and module not in modules:
+                modules[module] = None
+                remaining.append(module)
+    return list(modules)
+
+
 def addresses(model: nn.Module) -> list[Any]:
     """Return what a graph relies on: the modules, and the addresses of their tensors."""
     result: list[Any] = []
-    for module in model.modules():
+    for module in all_modules(model):
         result.append(id(module))
         for tensors in (module._parameters, module._buffers):
             result += [
@@ -162,4 +173,4 @@ def addresses(model: nn.Module) -> list[Any]:
 
 def has_hooks(model: nn.Module) -> bool:
     """Return True if modules have hooks, which a replay would not call."""
-    return any(getattr(module, kind) for module in model.modules() for kind in HOOKS[:4])
+    return any(getattr(module, kind) for module in all_modules(model) for kind in HOOKS[:4])
