@@ -29,6 +29,7 @@ from selfadapt.data import Sample
 from selfadapt.devices import find_device
 from selfadapt.images import read_image
 from selfadapt.journal import Journal
+from selfadapt.progress import ProgressBar
 from selfadapt.protocol import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
 from selfadapt.protocol.domains import Domain
 from selfadapt.protocol.evaluate import Evaluation, Loaded
@@ -95,13 +96,14 @@ def main() -> None:
     models = {"net": create_model(args.model).to(device)}
     sample = Sample("one", Image.fromarray(picture), label)
     alone, added, memory = [], [], []
+    numbers = range(len(domains[1].data))
     with TemporaryDirectory() as folder, closing(Journal(Path(folder), TrialKey)) as journal:
         run = OneImage(config, domains, models, journal)
         run.loaded = Loaded(sample, image, true)
         for _ in range(2 + args.rounds):
             alone.append(run.milliseconds(run.segment, trial))
-            with run.progress() as progress:
-                whole = run.milliseconds(run.measure, domains[1], [trial], "rows", progress)
+            with ProgressBar("rows") as progress:
+                whole = run.milliseconds(run.measure, domains[1], numbers, [trial], progress)
             added.append(whole - alone[-1])
             journal.done.clear()
             memory.append(megabytes())

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import trees
-from selfadapt.data import DATASETS, DataConfig, Dataset, open_dataset
+from selfadapt.data import DATASETS, DataConfig, Dataset, open_dataset, open_datasets
 from selfadapt.data.layouts import find_files
 from selfadapt.data.reading import read_image_size, read_label, read_picture
 from selfadapt.images import load_image
@@ -669,3 +669,12 @@ def test_pictures_are_read_as_those_to_segment_are(tmp_path: Path) -> None:
         expected = load_image(tmp_path / name)
         found = load_image(read_picture(tmp_path / name))
         torch.testing.assert_close(found, expected, atol=0.6 / 255, rtol=0, msg=name)
+
+
+def test_all_missing_datasets_are_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    configs = [
+        DataConfig(dataset="cityscapes", root=str(tmp_path / name), split="val") for name in "ab"
+    ]
+    with pytest.raises(FileNotFoundError, match=r"/a\b.*; .*/b\b"):
+        open_datasets([*configs, DataConfig(dataset="streets", split="day")], "streets-9")

@@ -10,7 +10,18 @@ import selfadapt
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
     {"patterns", "checks", "devices", "files", "optional", "pseudo", "version", "views", "copying"},
-    {"labels", "recipes", "budget", "modes", "prefetch", "journal", "computed", "losses", "steps"},
+    {
+        "labels",
+        "recipes",
+        "budget",
+        "modes",
+        "prefetch",
+        "progress",
+        "journal",
+        "computed",
+        "losses",
+        "steps",
+    },
     {"norm", "dropout", "images", "streets", "classfile", "runs"},
     {"result", "metrics"},
     {"models", "data"},

@@ -35,7 +35,6 @@ from runs import (
 from selfadapt.data import open_dataset
 from selfadapt.train import loop, train
 from selfadapt.train.folder import TrainFolder, read_state
-from selfadapt.train.loop import dataset_fingerprint
 from selfadapt.train.trainer import Trainer
 
 pytest.importorskip("lightning_fabric")
@@ -743,7 +742,7 @@ def test_labels_that_mean_something_else_are_another_run(tmp_path: Path) -> None
     found = []
     for names in (CLASSES, CLASSES[::-1], CLASSES):
         (root / "classes.txt").write_text("\n".join(names))
-        found.append(dataset_fingerprint(open_dataset("folder", root, split="all", space=CLASSES)))
+        found.append(open_dataset("folder", root, split="all", space=CLASSES).fingerprint())
     assert found[0] == found[2] != found[1]
 
 

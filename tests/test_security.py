@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 import selfadapt
 from runs import run_cli
 from selfadapt.app.gate import EXPIRY_S, MAX_STORAGE_BYTES, has_room
-from selfadapt.cli.progress import ProgressBar
 from selfadapt.data.reading import read_image_size, read_label, read_picture
 from selfadapt.data.tables import CITYSCAPES
 from selfadapt.models.weights import read_weights
+from selfadapt.progress import ProgressBar
 from selfadapt.report.page import PICTURE_KEYS, _is_valid_entry
 
 CODE = "open('ran', 'w')\ndef net(): raise SystemExit\n"
@@ -133,10 +133,12 @@ def test_pictures_of_a_report_are_those_of_its_run(file: Any) -> None:
 
 def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(force_terminal=True, width=80, stderr=True)
-    monkeypatch.setattr("selfadapt.cli.progress.Console", lambda **_: console)
+    monkeypatch.setattr("selfadapt.progress.Console", lambda **_: console)
     with console.capture() as shown, ProgressBar("all") as bar:
-        bar(1, 2, "a[/b].mp4")
-    assert "a[/b].mp4" in shown.get()
+        bar.update(1, 2, name="a[/b].mp4", note="c[/d]")
+    text = shown.get()
+    assert "a[/b].mp4" in text
+    assert "c[/d]" in text
 
 
 def test_signs_that_steer_a_terminal_are_shown(here: Path, capsys: Any) -> None:

@@ -24,7 +24,6 @@ from selfadapt.cli.model_flags import (
     model_arguments,
     open_method,
 )
-from selfadapt.cli.progress import ProgressBar
 from selfadapt.devices import refuse_torchrun
 from selfadapt.engine import RECORD_AT
 from selfadapt.forecast import forecast
@@ -43,6 +42,7 @@ from selfadapt.predict import (
     check_outputs,
     find_inputs,
 )
+from selfadapt.progress import ProgressBar
 from selfadapt.runs import Shard
 
 SCALED = "segmented at "
@@ -122,7 +122,8 @@ def _predict(args: Namespace) -> int:
 
             def show_progress(done: int, total: int, activity: str) -> None:
                 preparing = torch.cuda.is_available() and done < RECORD_AT
-                bar(done, total, activity or ("preparing" if preparing else ""))
+                activity = activity or ("preparing" if preparing else args.method)
+                bar.update(done, total, name=activity)
 
             run = PredictRun(folder, journal, method, classes, inputs, show_progress)
             if not args.quiet and not args.json:

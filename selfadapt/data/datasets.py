@@ -1,7 +1,7 @@
 """Open a dataset: find its pairs, select some of them, and note what was left out."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,21 @@ class DataConfig:
             names=self.names,
             limit=self.limit,
         )
+
+
+def open_datasets(
+    configs: Iterable[DataConfig], space: str | Sequence[str] | ClassSpace
+) -> list[Dataset]:
+    """Open several datasets; raise FileNotFoundError with all that are missing, not the first."""
+    datasets, missing = [], []
+    for config in configs:
+        try:
+            datasets.append(config.open(space))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            missing.append(str(error))
+    if missing:
+        raise FileNotFoundError("; ".join(dict.fromkeys(missing)))
+    return datasets
 
 
 def open_dataset(

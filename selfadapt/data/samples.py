@@ -78,6 +78,14 @@ class Dataset:
             )
         return Sample(pair.name, image, self._train_ids[raw])
 
+    def fingerprint(self) -> str:
+        """Return a short text that changes with the image names and the meaning of label ids.
+
+        The content of the files is left out, so that a damaged file can be repaired.
+        """
+        content = [pair.name for pair in self.pairs], sorted(self.table.ids.items())
+        return f"{len(self)} images, {zlib.crc32(repr(content).encode()):08x}"
+
     def read(self, pair: Pair) -> tuple[PILImage.Image, np.ndarray]:
         """Return the image and the raw ids of a pair, without checks."""
         return read_picture(pair.image), read_label(pair.label, self.table)

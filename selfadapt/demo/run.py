@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from selfadapt.checks import check_number
@@ -49,6 +48,7 @@ from selfadapt.models.trained import OTHER_NETWORKS, trained_on
 from selfadapt.patterns import nearest
 from selfadapt.predict import find_inputs
 from selfadapt.predict.stream import picture_notes
+from selfadapt.progress import ProgressBar
 from selfadapt.result import Result
 from selfadapt.streets import TARGETS
 from selfadapt.views import Size, resize, size_of
@@ -105,7 +105,7 @@ def demo(
     methods = _methods(open_model("streets").to(device), STREETS_SETTINGS, steps)
     means: dict[str, list[MethodScore]] = {}
     gains: list[tuple[float, str, Scene]] = []
-    with _single_thread(), _progress(len(looks) * scenes * len(methods)) as advance:
+    with _single_thread(), ProgressBar("adapting", len(looks) * scenes * len(methods)) as bar:
         for look in dict.fromkeys(looks):
             domain = open_dataset("streets", split=look, space="streets-9", limit=scenes)
             scores = {name: Score(len(STREETS_9)) for name in methods}
@@ -119,7 +119,7 @@ def demo(
                     results[name] = method(image)
                     scores[name].add(label, results[name].probs)
                     times[name].append(results[name].seconds)
-                    advance()
+                    bar.advance()
                 before, after = (scores[name].image_iou[-1] for name in ("source", "self-adapt"))
                 pictures = comparison_pictures(
                     image, results["source"], results["self-adapt"], STREETS_9, label
@@ -191,7 +191,7 @@ def demo_images(
     failures: dict[Path, str] = {}
     for line in _opening_lines(model, methods, paths):
         Console(stderr=True).print(line, soft_wrap=True, markup=False, highlight=False)
-    with _progress(len(paths) * len(methods)) as advance:
+    with ProgressBar("adapting", len(paths) * len(methods)) as bar:
         for path in paths:
             try:
                 image = _downscaled(load_image(path))
@@ -202,7 +202,7 @@ def demo_images(
             try:
                 for name, method in methods.items():
                     results[name] = method(image)
-                    advance()
+                    bar.advance()
             except (torch.OutOfMemoryError, MemoryError, OSError):
                 raise
             except Exception as error:  # raised by the network
@@ -309,15 +309,6 @@ def _opening_lines(
     hint = f"; fewer steps take less, such as --steps {FEW_STEPS}" if steps > FEW_STEPS else ""
     text += " on this CPU" + (hint if total > SLOW_IMAGE_S * sizes.total() else "")
     return [*trained_on([model]), text]
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    """Show a progress bar; yield a function that advances it by one."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("adapting", total=total)
-        yield lambda: progress.advance(task)
 
 
 @contextmanager

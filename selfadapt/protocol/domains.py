@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from zlib import crc32
 
-from selfadapt.data import Dataset, Pair
+from selfadapt.data import Dataset, Pair, open_datasets
 from selfadapt.data.reading import read_image_size
 from selfadapt.data.samples import size_error
 from selfadapt.protocol.recipe import DomainConfig, EvaluateConfig
@@ -48,20 +48,14 @@ class Domain:
         return round(height * self.config.scale), round(width * self.config.scale)
 
     def fingerprint(self) -> str:
-        """Return a short text that changes with the image names and the meaning of label ids.
-
-        The content of the files is left out, so that a damaged file can be repaired; the file sizes
-        are in the rows.
-        """
-        content = self.names, sorted(self.data.table.ids.items()), self.config.scale
-        return f"{len(self.data)} images, {crc32(repr(content).encode()):08x}"
+        """Return a short text that changes with the images, the meaning of ids, and the scale."""
+        return f"{self.data.fingerprint()}, scale {self.config.scale:g}"
 
 
 def open_domains(config: EvaluateConfig) -> list[Domain]:
     """Open the validation domain and the targets; raise ValueError for images in two of them."""
-    domains = [
-        Domain(domain, _with_root(domain, config).open(config.space)) for domain in config.domains
-    ]
+    data = open_datasets([_with_root(domain, config) for domain in config.domains], config.space)
+    domains = [Domain(*pair) for pair in zip(config.domains, data, strict=True)]
     for domain in domains:
         _check_names(domain)
         _check_sizes(domain)

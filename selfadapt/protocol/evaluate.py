@@ -23,15 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from torch import Tensor
 
 from selfadapt.cost import duration
@@ -47,6 +38,7 @@ from selfadapt.methods import Segments
 from selfadapt.metrics import Counts, iou, to_class_space
 from selfadapt.optional import without_unsafe_advice
 from selfadapt.prefetch import num_readers, prefetch
+from selfadapt.progress import ProgressBar
 from selfadapt.protocol.domains import Domain, open_domains
 from selfadapt.protocol.folder import EvaluationFolder
 from selfadapt.protocol.pictures import draw_pictures
@@ -240,36 +232,30 @@ class Evaluation:
             for trial in [tuned, *sweeps_of(self.config, method, chosen).values()]:
                 trials[trial.key] = trial
         unique = list(trials.values())
-        with self.progress() as progress:
-            shares = {domain.label: self.shard.of(len(domain.data)) for domain in self.domains}
-            left = sum(self._num_missing(d, shares[d.label], unique) for d in self.domains)
-            overall = progress.add_task("all domains", total=left, note="", visible=left > 0)
+        shares = {domain.label: self.shard.of(len(domain.data)) for domain in self.domains}
+        left = sum(self._num_missing(d, shares[d.label], unique) for d in self.domains)
+        with ProgressBar("evaluating", left, quiet=not left) as progress:
             for domain in self.domains:
-                self.measure(domain, shares[domain.label], unique, domain.label, progress, overall)
+                progress.update(name=domain.label, note="")
+                self.measure(domain, shares[domain.label], unique, progress)
 
     def measure(
         self,
         domain: Domain,
         numbers: Iterable[int],
         trials: Sequence[Trial],
-        name: str,
-        progress: Progress,
-        overall: TaskID | None = None,
+        progress: ProgressBar,
     ) -> None:
         """Segment these images of a domain with all trials, unless they already have rows."""
         missing = [n for n in numbers if self._missing(domain, n, trials)]
-        total = self._num_missing(domain, missing, trials)
-        task = progress.add_task(name, total=total, note="", visible=total > 0)
         running = RunningIoU(domain)
 
         def write_row(compute_row: Callable[[], Row], trial: Trial) -> None:
             row = compute_row()
             self.journal.write(row)
             if trial is trials[-1] and "error" not in row and running.add(row):
-                progress.update(task, note=f"mIoU {100 * running.mean_iou:.1f}")
-            for task_id in (task, overall):
-                if task_id is not None:
-                    progress.advance(task_id)
+                progress.update(note=f"mIoU {100 * running.mean_iou:.1f}")
+            progress.advance()
 
         with ThreadPoolExecutor(1) as row_writer:  # works while a GPU segments the next image
             written = row_writer.submit(lambda: None)
@@ -387,24 +373,16 @@ class Evaluation:
     def _num_missing(self, domain: Domain, numbers: Iterable[int], trials: Sequence[Trial]) -> int:
         return sum(len(self._missing(domain, number, trials)) for number in numbers)
 
-    def progress(self) -> Progress:
-        """Return a progress display."""
-        columns = (
-            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"), TimeRemainingColumn(),
-        )  # fmt: skip
-        return Progress(  # each refresh takes milliseconds
-            *columns, console=Console(stderr=True), refresh_per_second=2
-        )
-
     def _validated(self, method: MethodConfig, settings: Sequence[dict[str, Any]]) -> list[float]:
         """Return the mean IoU of a method on the validation domain for each of some settings."""
         domain = self.domains[0]
         share = self.shard.of(len(domain.data))
         others = (number for number in range(len(domain.data)) if number not in share)
         trials = [trial_of(self.config, method, **values) for values in settings]
-        with self.progress() as progress:
-            self.measure(domain, [*share, *others], trials, f"tuning {method.name}", progress)
+        numbers = [*share, *others]
+        left = self._num_missing(domain, numbers, trials)
+        with ProgressBar(f"tuning {method.name}", left, quiet=not left) as progress:
+            self.measure(domain, numbers, trials, progress)
         totals = {trial.key: Counts.zero(len(domain.data.space.names)) for trial in trials}
         rows = self.journal.rows(lambda key: key.domain == domain.label and key.trial in totals)
         failed = {key.image for key, row in rows.items() if "error" in row}

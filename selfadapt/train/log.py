@@ -1,14 +1,9 @@
-"""Logs of a run: progress bar, CSV files, TensorBoard if installed, and curves."""
+"""Logs of a run: CSV files, TensorBoard if installed, and curves."""
 
 import csv
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from selfadapt.files import atomic_write
 from selfadapt.optional import import_optional
@@ -91,26 +86,6 @@ def _tensorboard(folder: Path, step: int) -> Any:
     except ImportError:
         return None
     return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
-
-
-@contextmanager
-def progress_bar(total: int, done: int, *, shown: bool) -> Iterator[Any]:
-    """Show a progress bar; yields a function of completed steps, epoch and status text."""
-    columns = (
-        TextColumn("epoch {task.fields[epoch]}"), BarColumn(), TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    console = Console(stderr=True)
-    redirect = sys.stdout.isatty()  # output to a file must not be printed above the bar instead
-    with Progress(
-        *columns, console=console, disable=not shown, redirect_stdout=redirect
-    ) as progress:
-        task = progress.add_task("", total=total, completed=done, epoch="", status="")
-
-        def update(step: int, epoch: str, status: str) -> None:
-            progress.update(task, completed=step, epoch=epoch, status=status)
-
-        yield update
 
 
 def draw_curves(folder: Path) -> None:

@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from selfadapt.data import Dataset
+from selfadapt.data import Dataset, open_datasets
 from selfadapt.files import atomic_write
 from selfadapt.metrics import iou
 from selfadapt.models.checkpoint import save_model
+from selfadapt.progress import ProgressBar
 from selfadapt.train.augment import AugmentConfig
 from selfadapt.train.fabric import explain_lost_processes, make_fabric, num_workers, stop_signals
 from selfadapt.train.folder import State, TrainFolder, file_checksum, restore
 from selfadapt.train.loader import Batch, BatchOrder, read_batches
-from selfadapt.train.log import Log, draw_curves, progress_bar
+from selfadapt.train.log import Log, draw_curves
 from selfadapt.train.recipe import TrainConfig
 from selfadapt.train.speed import Meter, Speed, measure_speed
 from selfadapt.train.trainer import Trainer
@@ -44,8 +44,8 @@ def train(config: TrainConfig, folder: str | Path, *, overwrite: bool = False) -
         The best checkpoint by validation, or the last without validation, for each seed.
     """
     space = config.model.space
-    source = config.source.open(space)
-    validation = None if config.validation is None else config.validation.open(space)
+    validated = [] if config.validation is None else [config.validation]
+    source, validation, *_ = *open_datasets([config.source, *validated], space), None
     fabric = make_fabric(config)
     best = []
     devices = [fabric.device] if fabric.device.type == "cuda" else []
@@ -80,9 +80,7 @@ class TrainingRun:
         )
         self.num_steps = config.epochs * self.order.steps_per_epoch
         self.workers = num_workers(config.machine.workers, fabric.world_size)
-        images = [
-            dataset_fingerprint(domain) for domain in (source, validation) if domain is not None
-        ]
+        images = [domain.fingerprint() for domain in (source, validation) if domain is not None]
         self.identity = {**config.identity(), "images": images}
         self.state = State()
         self.speed: Speed | None = None
@@ -117,10 +115,11 @@ class TrainingRun:
         """Take the remaining steps, and validate after epochs."""
         if self.state.step == self.num_steps:
             return
-        shown = self.fabric.is_global_zero
         with (
             stop_signals() as stopped,
-            progress_bar(self.num_steps, self.state.step, shown=shown) as progress,
+            ProgressBar(
+                "training", self.num_steps, self.state.step, quiet=not self.fabric.is_global_zero
+            ) as progress,
         ):
             if self.config.machine.measure:
                 self.speed = measure_speed(self)
@@ -165,7 +164,7 @@ class TrainingRun:
         for batch in self.batches(start, stop, augment):
             yield batch.to_device(self.fabric.device, self.trainer.interface)
 
-    def _log_step(self, images_per_s: float, progress: Any) -> None:
+    def _log_step(self, images_per_s: float, progress: ProgressBar) -> None:
         """Log and check the mean of the last losses."""
         loss = float(self.fabric.all_reduce(torch.stack(self.losses).mean(), reduce_op="mean"))
         self.losses.clear()
@@ -174,7 +173,8 @@ class TrainingRun:
         if self.fabric.is_global_zero:
             epoch = (self.state.step - 1) // self.order.steps_per_epoch + 1
             self.log.step(self.state.step, epoch, loss, self.lr, images_per_s)
-            progress(self.state.step, f"{epoch}/{self.config.epochs}", self.status)
+            name = f"epoch {epoch}/{self.config.epochs}"
+            progress.update(self.state.step, name=name, note=self.status)
 
     def _check_loss(self, loss: float) -> None:
         if not loss < float("inf"):
@@ -331,9 +331,3 @@ class TrainingRun:
                 f"mIoU {100 * chosen['mIoU']:.2f} on {self.validation.name}"
             )
         self.fabric.print(f"the network is in {best}")
-
-
-def dataset_fingerprint(dataset: Dataset) -> str:
-    """Return a text that identifies the images and the label table of a dataset."""
-    content = [pair.name for pair in dataset.pairs], sorted(dataset.table.ids.items())
-    return f"{len(dataset)} of {dataset.name}, {crc32(repr(content).encode()):08x}"
