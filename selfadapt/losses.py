@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from selfadapt.checks import check_number
+from selfadapt.own import is_own, not_trusted
 from selfadapt.patterns import nearest
 from selfadapt.pseudo import ignore_label
 from selfadapt.views import constant
@@ -71,6 +72,8 @@ def find_loss(loss: str | Loss) -> Loss:
     """Return a loss by its name in ``LOSSES``; a function stays as it is."""
     if isinstance(loss, str):
         if loss not in LOSSES:
+            if is_own(loss):
+                raise not_trusted(loss)
             guess = nearest(loss, LOSSES)
             raise ValueError(f"unknown loss {loss!r};{guess} known: {', '.join(LOSSES)}")
         return LOSSES[loss]

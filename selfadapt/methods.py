@@ -8,10 +8,7 @@ Each leaves the model bit-identical and returns a ``Result``. To add one, write 
 """
 
 import inspect
-import os
-import sys
 from collections.abc import Iterable
-from importlib import import_module
 from typing import Any, Protocol, Unpack
 
 from torch import nn
@@ -21,9 +18,12 @@ from selfadapt.baselines import TTA, Ensemble, MCDropout, PredictionBN, SaNOnly,
 from selfadapt.entropy import MEMO, EntropyMin, InTEnt, Tent
 from selfadapt.explain import Explanation
 from selfadapt.images import Image
+from selfadapt.losses import LOSSES
 from selfadapt.method import Common, Method
+from selfadapt.own import import_own, is_own, not_trusted
 from selfadapt.patterns import nearest
 from selfadapt.result import Result
+from selfadapt.steps import STEP_RULES
 
 
 class Segments(Protocol):
@@ -71,50 +71,30 @@ def create_method(name: str, model: nn.Module | Iterable[nn.Module], **settings:
     return find_method(name)(model, **settings)  # type: ignore[arg-type]
 
 
-def load_method(address: str) -> type[Method]:
-    """Import a method of one's own, ``MODULE:CLASS``, and enter it in ``METHODS``.
+def load_own(name: str, kind: str = "method") -> None:
+    """Import the user's own method, loss or step rule, ``MODULE:NAME``, to be used by that name.
 
     This runs the code of the module.
     """
-    module_name, _, class_name = address.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{address}: {error}; is it on the Python path?") from error
-    except (Exception, SystemExit) as error:  # it is not our code
-        raise ValueError(f"{address} failed: {type(error).__name__}: {error}") from error
-    method = getattr(module, class_name, None)
-    if not (isinstance(method, type) and issubclass(method, Method)):
-        names = [
-            n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, Method)
-        ]
-        raise ValueError(
-            f"{module_name} has no method {class_name!r};{nearest(class_name, names)} a method is "
-            "a class on top of selfadapt.Method"
-        )
-    METHODS[address] = method
-    return method
+    value = import_own(name)
+    if kind != "method":
+        names: dict[str, Any] = {"loss": LOSSES, "step": STEP_RULES}[kind]  # type: ignore[assignment]
+        names[name] = value
+    elif isinstance(value, type) and issubclass(value, Method):
+        METHODS[name] = value
+    else:
+        raise ValueError(f"{name} is not a method: that is a class on top of selfadapt.Method")
 
 
 def find_method(name: str) -> type[Method] | type[Ensemble]:
     """Return the class of a method by name."""
     if name in METHODS:
         return METHODS[name]
-    if is_own_method(name):
-        raise ValueError(
-            f"the method {name} is code of your own that would be run; if you trust it, say "
-            "--trust, or in Python selfadapt.methods.load_method"
-        )
+    if is_own(name):
+        raise not_trusted(name)
     raise ValueError(
         f"unknown method {name!r};{nearest(str(name), METHODS)} known: {', '.join(METHODS)}"
     )
-
-
-def is_own_method(name: str) -> bool:
-    """Return True if a name is the address of a method of one's own, ``MODULE:CLASS``."""
-    return isinstance(name, str) and ":" in name
 
 
 def check_method(name: str, settings: Iterable[str]) -> None:

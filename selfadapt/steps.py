@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from selfadapt.own import is_own, not_trusted
 from selfadapt.patterns import nearest
 
 StepRule = Callable[[list[Tensor], list[Tensor], float], None]
@@ -51,6 +52,8 @@ def find_step_rule(step: str | StepRule) -> StepRule:
     """Return a step rule by its name in ``STEP_RULES``; a function stays as it is."""
     if isinstance(step, str):
         if step not in STEP_RULES:
+            if is_own(step):
+                raise not_trusted(step)
             guess = nearest(step, STEP_RULES)
             raise ValueError(f"unknown step rule {step!r};{guess} known: {', '.join(STEP_RULES)}")
         return STEP_RULES[step]

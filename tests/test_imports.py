@@ -10,19 +10,8 @@ import selfadapt
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
     {"patterns", "checks", "devices", "files", "optional", "pseudo", "version", "views", "copying"},
-    {
-        "labels",
-        "recipes",
-        "budget",
-        "modes",
-        "prefetch",
-        "progress",
-        "journal",
-        "computed",
-        "losses",
-        "steps",
-    },
-    {"norm", "dropout", "images", "streets", "classfile", "runs"},
+    {"labels", "recipes", "budget", "modes", "prefetch", "progress", "journal", "computed", "own"},
+    {"norm", "dropout", "losses", "steps", "images", "streets", "classfile", "runs"},
     {"result", "metrics"},
     {"models", "data"},
     {"engine"},

@@ -15,7 +15,9 @@ from runs import run_cli
 from selfadapt import METHODS, Computed, Method, SelfAdapt
 from selfadapt.engine import Fast, Network
 from selfadapt.images import to_pil
-from selfadapt.methods import load_method, settings_of
+from selfadapt.losses import LOSSES
+from selfadapt.methods import load_own, settings_of
+from selfadapt.steps import STEP_RULES
 
 MODULE = """
 from selfadapt import Computed, Method, SelfAdapt
@@ -57,7 +59,7 @@ def test_a_method_of_ones_own_runs_with_trust_alone(
 ) -> None:
     assert predict("--method", "mine:Mirrored") == 2
     text = capsys.readouterr().err
-    assert "mine:Mirrored is code of your own that would be run; if you trust it, say" in text
+    assert "mine:Mirrored is code of your own that would be run; if you trust it, add" in text
     assert "mine" not in sys.modules
     assert not (place / "m").exists()
     assert predict("--method=mine:Mirrored", "--share", "0.25", "--trust", "--explain") == 0
@@ -66,7 +68,38 @@ def test_a_method_of_ones_own_runs_with_trust_alone(
     assert "Mirrored with DeepLabV1 on cpu" in text
     assert "share=0.25" in text
     assert predict("--method", "mine:Nothing", "--trust", "--overwrite") == 2
-    assert "mine has no method 'Nothing'" in capsys.readouterr().err
+    assert "mine has no function or class 'Nothing'" in capsys.readouterr().err
+
+
+def test_a_loss_and_a_step_rule_of_ones_own_run_with_trust_alone(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "mine.py").write_text(
+        "def square(logits, target):\n    return logits.square().mean()\n\n"
+        "def small(weights, gradients, lr):\n"
+        "    for weight, gradient in zip(weights, gradients):\n"
+        "        weight.sub_(gradient * 1e-3)\n"
+    )
+    flags = ("--loss", "mine:square", "--step", "mine:small", "--steps", "1")
+    try:
+        assert predict(*flags) == 2
+        assert "mine:square is code of your own that would be run" in capsys.readouterr().err
+        assert predict(*flags, "--trust", "--explain") == 0
+        assert "mine:square" in capsys.readouterr().err
+        assert predict("--loss", "mine:cube", "--trust", "--overwrite") == 2
+        assert "has no function or class 'cube'" in capsys.readouterr().err
+    finally:
+        LOSSES.pop("mine:square", None)
+        STEP_RULES.pop("mine:small", None)
+
+
+def test_settings_of_a_method_of_ones_own_are_listed(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli("methods", "mine:Mirrored") == 2
+    assert "add --trust" in capsys.readouterr().err
+    assert run_cli("methods", "mine:Mirrored", "--trust") == 0
+    assert "share" in capsys.readouterr().out
 
 
 RECIPE = """
@@ -99,7 +132,7 @@ def test_a_report_needs_no_code_of_the_methods(
 
 def test_settings_are_inherited_through_keywords(place: Path) -> None:
     for name in ("mine:Mirrored", "mine:Quick"):
-        load_method(name)
+        load_own(name)
     assert list(settings_of("mine:Mirrored"))[:2] == ["share", "alpha"]
     quick = settings_of("mine:Quick")
     assert quick["steps"].default == 1

@@ -14,7 +14,7 @@ import torch
 from jsonargparse import set_parsing_settings
 
 from selfadapt import __version__
-from selfadapt.cli.arguments import expand_recipe, load_trusted_methods, normalize_switches
+from selfadapt.cli.arguments import expand_recipe, load_trusted, normalize_switches
 from selfadapt.cli.commands import RECIPE_COMMANDS, Parser
 from selfadapt.cli.export import EXPORT
 from selfadapt.cli.lists import LIST_METHODS, LIST_MODELS
@@ -69,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> None:
             warnings.showwarning = _show_warning
             if "" in args:
                 raise ValueError("an argument is empty: is a shell variable not set?")
-            load_trusted_methods(args)
+            load_trusted(args)
             parser = make_parser()
             parsed = parser.parse_args(expand_recipe(normalize_switches(args)))
             parsed = parser.instantiate(parsed)

@@ -8,7 +8,8 @@ import yaml
 
 from selfadapt.cli.commands import RECIPE_COMMANDS
 from selfadapt.cli.model_flags import switches
-from selfadapt.methods import is_own_method, load_method
+from selfadapt.methods import load_own
+from selfadapt.own import is_own
 from selfadapt.recipes import find_recipe
 
 MAX_VALUES = 100_000
@@ -17,16 +18,19 @@ for billions of values."""
 TRUE, FALSE = ("true", "yes"), ("false", "no")
 
 
-def load_trusted_methods(args: list[str]) -> None:
-    """Import the user's own methods given with ``--trust``, so that their settings become flags.
+def load_trusted(args: list[str]) -> None:
+    """Import the user's own code given with ``--trust``, so that its settings become flags.
 
     Only the command line is read here: settings files cannot contain ``trust``.
     """
     if "--trust" not in args:
         return
-    for name in _values(args, "--method"):
-        if is_own_method(name):
-            load_method(name)
+    for kind in ("method", "loss", "step"):
+        for name in filter(is_own, _values(args, f"--{kind}")):
+            load_own(name, kind)
+    if args[0] == "methods":
+        for name in filter(is_own, args):
+            load_own(name)
 
 
 def expand_recipe(args: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ from selfadapt.norm import find_san
 
 def _methods_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="Show the settings of this method.")
+    parser.add_argument("--trust", action="store_true", help="Run your own code, MODULE:CLASS.")
     json_argument(parser)
 
 

@@ -11,12 +11,9 @@ MODULE:FUNCTION runs arbitrary code, so it requires ``trust=True``. No file can 
 
 import inspect
 import json
-import os
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ from selfadapt.checks import check_number
 from selfadapt.models.interface import MAX_CHANNELS
 from selfadapt.models.zoo import Architecture, StateDict
 from selfadapt.optional import import_optional
+from selfadapt.own import import_own, not_trusted
 from selfadapt.patterns import nearest
 
 ADDRESS = re.compile(r"(torchvision|smp):(.+)")
@@ -217,24 +215,8 @@ def open_hub(address: str) -> tuple[nn.Module, tuple[str, ...]]:
 def open_function(address: str, num_classes: int | None, *, trust: bool) -> nn.Module:
     """Return the network built by ``MODULE:FUNCTION``."""
     if trust is not True:
-        raise ValueError(
-            f"{address} is code of your own that would be run; if you trust it, say trust=True, "
-            "or --trust on the command line"
-        )
-    module_name, _, function_name = address.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{address}: {error}; is it on the Python path?") from error
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise ValueError(f"{address} failed: {type(error).__name__}: {error}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        functions = [name for name, value in vars(module).items() if callable(value)]
-        guess = nearest(function_name, functions)
-        raise ValueError(f"{module_name} has no function {function_name!r}{guess and ';'}{guess}")
+        raise not_trusted(address)
+    function = import_own(address)
     parameters = inspect.signature(function).parameters
     names = [name for name in ("num_classes", "classes") if name in parameters]
     try:

@@ -50,7 +50,7 @@ from selfadapt.protocol.trials import (
     Trial,
     check_training,
     check_trials,
-    load_own_methods,
+    load_own_code,
     open_network,
     sweeps_of,
     trial_of,
@@ -98,7 +98,7 @@ def evaluate(
     """
     refuse_torchrun("evaluate")
     device = find_device(config.device)
-    config = load_own_methods(config, trust)
+    config = load_own_code(config, trust)
     check_training(config)
     domains = open_domains(config)
     models: dict[str, Any] = {

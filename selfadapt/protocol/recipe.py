@@ -14,7 +14,8 @@ from selfadapt.checks import check_not_none, check_number
 from selfadapt.data import DATASETS, DataConfig
 from selfadapt.data.domains import overlap, same_folder
 from selfadapt.labels import ClassSpace, class_space
-from selfadapt.methods import check_method, is_own_method
+from selfadapt.methods import check_method
+from selfadapt.own import is_own
 from selfadapt.patterns import nearest
 
 
@@ -89,7 +90,7 @@ class MethodConfig:
 
     def __post_init__(self) -> None:
         check_not_none(self)
-        if not is_own_method(self.method):  # else its code is not imported yet
+        if not is_own(self.method):  # else its code is not imported yet
             self.check_settings()
         if twice := sorted(set(self.settings) & set(self.tune)):
             raise ValueError(f"{self.name}: {twice[0]} is fixed and tuned; give only one of them")

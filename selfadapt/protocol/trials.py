@@ -16,11 +16,11 @@ from selfadapt.methods import (
     METHODS,
     Segments,
     create_method,
-    is_own_method,
-    load_method,
+    load_own,
     settings_of,
 )
 from selfadapt.models.create import create_model, open_model
+from selfadapt.own import is_own
 from selfadapt.protocol.recipe import (
     EvaluateConfig,
     MethodConfig,
@@ -90,13 +90,17 @@ def defaults_of(method: str) -> dict[str, Any]:
     return {name: setting.default for name, setting in settings if name not in EXCLUDED}
 
 
-def load_own_methods(config: EvaluateConfig, trust: bool) -> EvaluateConfig:
-    """Import the user's own methods if trusted; return the recipe with their default settings."""
+def load_own_code(config: EvaluateConfig, trust: bool) -> EvaluateConfig:
+    """Import the user's own code if trusted; return the recipe with defaults of own methods."""
     methods = []
     for method in config.methods:
-        if is_own_method(method.method):
+        for kind in ("loss", "step") if trust else ():
+            tried = [*method.tune.get(kind, ()), *method.sweep.get(kind, ())]
+            for name in filter(is_own, [method.settings.get(kind), *tried]):
+                load_own(name, kind)
+        if is_own(method.method):
             if trust and method.method not in METHODS:
-                load_method(method.method)
+                load_own(method.method)
             method.check_settings()
             method = replace(method, defaults=plain(defaults_of(method.method)))
         methods.append(method)
