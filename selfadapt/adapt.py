@@ -194,7 +194,8 @@ class SelfAdapt(Method):
                 else ("on scores at full size: it has no fused kernel, which costs time and memory")
             )
         name = self.loss if isinstance(self.loss, str) else repr(loss)
-        return {"loss": f"{name}, {cost}", "step": getattr(rule, "__name__", repr(rule))}
+        step = self.step if isinstance(self.step, str) else getattr(rule, "__name__", repr(rule))
+        return {"loss": f"{name}, {cost}", "step": step}
 
     def work(self) -> tuple[float, float]:
         """Return the number of forward passes and steps per image, without the one to compare."""

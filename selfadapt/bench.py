@@ -28,13 +28,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from selfadapt.cost import duration
 from selfadapt.engine import NO_OPTIMIZATIONS, Fast
 from selfadapt.engine.settings import Precision
 from selfadapt.files import atomic_write, make_folder
 from selfadapt.forecast import image_seconds
 from selfadapt.methods import Segments, create_method
 from selfadapt.models.create import create_model
+from selfadapt.progress import duration
 from selfadapt.version import __version__
 from selfadapt.views import Size
 

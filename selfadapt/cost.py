@@ -111,8 +111,9 @@ def check_memory(image: Tensor, estimate: Callable[[int, int], Estimate], max_pi
     if free is not None and needed > free:
         raise ValueError(
             f"an image of {width}x{height} pixels needs about {_size_text(needed)} of memory with "
-            f"this network and method, but {_size_text(free)} are free; lower max_pixels, which is "
-            f"{max_pixels}, or use a method with a single pass, such as san"
+            f"this network and method, but {_size_text(free)} are free; lower --max-pixels, in "
+            f"Python max_pixels, which is {max_pixels}, or use a method with a single pass, such "
+            "as san"
         )
 
 
@@ -139,17 +140,3 @@ def _size_text(num_bytes: float) -> str:
     """
     megabytes = num_bytes / 2**20
     return f"{megabytes:.0f} MB" if megabytes < 1024 else f"{megabytes / 1024:.1f} GB"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as text, rounded to a suitable unit.
-
-    Example:
-        >>> duration(0.25), duration(21.4), duration(480)
-        ('0.2 s', '21 s', '8 min')
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from selfadapt.cost import SAMPLE_SIZE, duration
+from selfadapt.cost import SAMPLE_SIZE
 from selfadapt.methods import Segments
+from selfadapt.progress import duration
 from selfadapt.views import Size
 
 SLOW_IMAGE_S = 10.0

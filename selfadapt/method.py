@@ -110,6 +110,7 @@ class Method(ABC):
         self.compare = compare
         self.alpha = alpha
         self._rates: Rates | None = None
+        self._measured_work: tuple[float, float] | None = None
         self.interface, is_random = self._detect(interface)
         self.engine = Engine(self.model, self.interface, optimizations, is_random)
         channels = self.interface.channels or 3
@@ -128,9 +129,12 @@ class Method(ABC):
             image: A raw image ``(C, H, W)``, on the network's device.
         """
 
-    def work(self) -> tuple[float, float]:
-        """Return the number of forward passes and steps per image, without the one to compare."""
-        return 1.0, 0.0
+    def work(self) -> tuple[float, float] | None:
+        """Return the number of forward passes and steps per image, without the one to compare.
+
+        None: not known; ``estimate`` then runs ``compute`` on the small sample.
+        """
+        return None
 
     def topics(self) -> dict[str, str]:
         """Return what ``explain`` adds for this method, by topic."""
@@ -213,17 +217,29 @@ class Method(ABC):
 
         The first call runs the network on a small piece of noise.
         """
-        if self._rates is None:
-            with torch.inference_mode(False), torch.no_grad(), seeded(0, self.engine.device):
-                noise = torch.rand(
-                    self.interface.channels or 3, *accepted_size(self.interface, SAMPLE_SIZE)
-                )
+        with torch.inference_mode(False), torch.no_grad(), seeded(0, self.engine.device):
+            if self._rates is None:
                 make = partial(self.engine.network, self.san, self._tuned)
-                self._rates = measure(make, self._load(noise, normalized=False))
+                self._rates = measure(make, self._noise())
+            work = self.work()
+            if work is None:
+                work = self._measured_work = self._measured_work or self._measure_work()
         fixed = self.interface.size
         pixels = min(height * width, self.max_pixels) if fixed is None else fixed[0] * fixed[1]
-        passes, steps = self.work()
+        passes, steps = work
         return estimate(self._rates, pixels, passes + self.compare, steps)
+
+    def _noise(self) -> Tensor:
+        size = accepted_size(self.interface, SAMPLE_SIZE)
+        return self._load(torch.rand(self.interface.channels or 3, *size), normalized=False)
+
+    def _measure_work(self) -> tuple[float, float]:
+        """Return the time of ``compute`` on a small piece of noise in forward passes."""
+        noise, rates = self._noise(), self._rates
+        assert rates is not None
+        start = time.perf_counter()
+        self.compute(self._network(), noise)
+        return (time.perf_counter() - start) / (rates.forward * noise[0].numel()), 0.0
 
     def explain(self) -> Explanation:
         """Return the decisions made for this network and device, and why; ``print`` shows them."""
@@ -306,7 +322,7 @@ class Method(ABC):
 
     def _variant(self) -> Hashable:
         """Return a key of everything but the image that a computation depends on: all settings."""
-        hidden = ("notes", "_rates", "engine", "model", "interface")
+        hidden = ("notes", "_rates", "_measured_work", "engine", "model", "interface")
         return tuple(_hashable(value) for name, value in vars(self).items() if name not in hidden)
 
     @property
@@ -386,7 +402,7 @@ class Method(ABC):
             assumed = "ImageNet's mean and std are" if is_rgb else "no normalisation is"
             notes.append(
                 f"nothing says how this network's input is normalised, {assumed} assumed; give it "
-                "with interface=Interface(mean=..., std=...), here or as the network's attribute"
+                "with --mean and --std, in Python interface=Interface(mean=..., std=...)"
             )
         if not self.san.converted and self.alpha != 0:
             notes.append(str(self.san))

@@ -16,8 +16,8 @@ def is_own(name: object) -> bool:
 def not_trusted(address: str) -> ValueError:
     """Return the error for own code that the user has not allowed to run."""
     return ValueError(
-        f"{address} is code of your own that would be run; if you trust it, add --trust, or import "
-        "it yourself in Python"
+        f"{address} is code of your own that would be run; if you trust it, add --trust, in Python "
+        "trust=True, or import it yourself"
     )
 
 

@@ -65,8 +65,9 @@ class ProgressBar:
         if self._logs and task.total and now - self._last_log >= LOG_INTERVAL_S:
             self._last_log = now
             seconds = (now - self._start) / max(self.done - self._done_before, 1)
-            minutes = seconds * (task.total - self.done) / 60
-            text = f"{self.done} of {task.total:g}, {minutes:.0f} min left"
+            text = f"{self.done} of {task.total:g}"
+            if left := task.total - self.done:
+                text += f", about {duration(seconds * left)} left"
             more = f", {task.fields['note']}" if task.fields["note"] else ""
             sys.stderr.write(f"{task.description}: {text}{more}\n")
             sys.stderr.flush()
@@ -74,3 +75,17 @@ class ProgressBar:
     def advance(self, note: str | None = None) -> None:
         """Show that one more item is done."""
         self.update(self.done + 1, note=note)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as text, rounded to a suitable unit.
+
+    Example:
+        >>> duration(0.25), duration(21.4), duration(480)
+        ('0.2 s', '21 s', '8 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -100,7 +100,7 @@ def test_a_folder_in_the_hubs_layout(tmp_path: Path) -> None:
     x = torch.rand(1, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(model(x).logits, trained(x).logits)
-    with pytest.raises(ValueError, match="has 5 classes, but 19 are asked for"):
+    with pytest.raises(ValueError, match="has 5 classes, but 19 are requested"):
         selfadapt.create_model(f"hf:{tmp_path / 'net'}", classes="cityscapes-19")
     with pytest.raises(ValueError, match="cannot be rebuilt from a file"):
         selfadapt.save_model(model, tmp_path / "net.safetensors")
@@ -261,7 +261,9 @@ def test_open_model_takes_a_file_or_an_address(tmp_path: Path) -> None:
     torch.save(resnet18(weights=None).state_dict(), tmp_path / "backbone.pth")
     with pytest.raises(ValueError, match=r"backbone\.pth does not fit this network: it lacks"):
         selfadapt.open_model("smp:Unet/resnet18", weights=tmp_path / "backbone.pth")
-    with pytest.raises(ValueError, match="records its own architecture: leave out classes"):
+    with pytest.raises(
+        ValueError, match="records its own architecture and classes: leave out classes"
+    ):
         selfadapt.open_model(path, classes=3)
     with pytest.raises(FileNotFoundError, match=r"there is no file net\.pth"):
         selfadapt.open_model("net.pth")

@@ -156,7 +156,7 @@ def test_classes_that_a_file_of_a_network_has_may_be_coloured(here: Path, capsys
         1, 2, 3,
     ]  # fmt: skip
     assert run_cli(*words, "-o", "other", "--classes", "road", "sky") == 2
-    assert "records its own architecture: leave out classes" in capsys.readouterr().err
+    assert "records its own architecture and classes: leave out classes" in capsys.readouterr().err
 
 
 # the input of a network

@@ -184,7 +184,7 @@ def test_predict_with_a_network_by_address(photos: Path, tmp_path: Path, capsys:
     known = {CITYSCAPES_COLORS["road"], CITYSCAPES_COLORS["car"]}
     assert {tuple(map(int, color)) for color in np.unique(colors, axis=0)} <= known
     assert run(*command, *flags, "--overwrite", "--classes", "3") == 2
-    assert "it has 2 classes, but 3 are asked for" in capsys.readouterr().err
+    assert "it has 2 classes, but 3 are requested" in capsys.readouterr().err
 
 
 def test_methods_are_listed_with_one_line_each(capsys: Any) -> None:
@@ -250,9 +250,9 @@ BAD = {
     ),
     "unknown network": (
         ["{photos}", "--model", "deeplabv9"],
-        "unknown model 'deeplabv9'; known: deeplabv1_resnet50",
+        "unknown model 'deeplabv9'; known: streets, deeplabv1_resnet50",
     ),
-    "code without trust": (["{photos}", "--model", "nets:build"], "or --trust on the command line"),
+    "code without trust": (["{photos}", "--model", "nets:build"], "if you trust it, add --trust"),
     "code that fails": (
         ["{photos}", "--model", "json:loads", "--trust"],
         "json:loads failed: TypeError",
@@ -263,7 +263,7 @@ BAD = {
     ),
     "weights beside a file": (
         ["{photos}", "--weights", "w.pth"],
-        "records its own architecture: leave out weights",
+        "records its own architecture and classes: leave out weights",
     ),
     "no weights": (
         ["{photos}", "--model", "hrnet_w18"],

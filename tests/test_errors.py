@@ -359,7 +359,7 @@ def test_another_number_of_classes_is_refused(tmp_path: Path) -> None:
     selfadapt.save_model(
         selfadapt.create_model("deeplabv1_resnet50", classes=3), tmp_path / "w.safetensors"
     )
-    with pytest.raises(ValueError, match="it has 3 classes, but 4 are asked for; give classes=3"):
+    with pytest.raises(ValueError, match="it has 3 classes, but 4 are requested; give --classes 3"):
         selfadapt.create_model("deeplabv1_resnet50", classes=4, weights=tmp_path / "w.safetensors")
 
 

@@ -217,7 +217,7 @@ def test_a_file_that_names_no_architecture_says_what_to_do(tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"does not name its architecture; load it with create_mo"):
         selfadapt.load_model(tmp_path / "net.safetensors")
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors", metadata={"arch": "vgg"})
-    with pytest.raises(ValueError, match="unknown model 'vgg'; known: deeplabv1_res"):
+    with pytest.raises(ValueError, match="unknown model 'vgg'; known: streets, deeplabv1_res"):
         selfadapt.load_model(tmp_path / "other.safetensors")
 
 

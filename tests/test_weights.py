@@ -138,7 +138,7 @@ def test_a_backbone_below_its_name_is_one_but_a_whole_network_never_is(tmp_path:
     with pytest.warns(UserWarning, match="has the backbone only"):
         selfadapt.create_model("smp:Unet/resnet18", weights=tmp_path / "encoder.pth")
     torch.save(own, tmp_path / "w.pth")
-    with pytest.raises(ValueError, match="it has 4 classes, but 5 are asked for"):
+    with pytest.raises(ValueError, match="it has 4 classes, but 5 are requested"):
         selfadapt.create_model("smp:Unet/resnet18", classes=5, weights=tmp_path / "w.pth")
     with pytest.raises(ValueError, match=r"it lacks decoder\.p.*it has unexpected decoder\.blocks"):
         selfadapt.create_model("smp:FPN/resnet18", classes=4, weights=tmp_path / "w.pth")
@@ -180,7 +180,9 @@ def test_the_classes_of_a_file_are_taken_unless_others_are_asked_for(tmp_path: P
     selfadapt.save_model(trained, path)
     assert selfadapt.create_model("hrnet_w18", weights=path).spec.classes == CLASSES
     assert selfadapt.create_model("hrnet_w18", weights=path, classes=3).spec.classes[0] == "class 0"
-    with pytest.raises(ValueError, match="it has 3 classes, but 16 are asked for; give classes=3"):
+    with pytest.raises(
+        ValueError, match="it has 3 classes, but 16 are requested; give --classes 3"
+    ):
         selfadapt.create_model("hrnet_w18", weights=path, classes="synthia-16")
 
 

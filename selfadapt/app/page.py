@@ -37,11 +37,11 @@ from selfadapt.app.run import Outcome, StopSignals, run
 from selfadapt.app.uploads import FORMATS, Limits, Upload, read_upload
 from selfadapt.app.viewer import WEB, viewer_data
 from selfadapt.checks import check_number
-from selfadapt.cost import duration
 from selfadapt.method import Method, Stopped
 from selfadapt.methods import create_method, summary_of
 from selfadapt.models.trained import TRAINED
 from selfadapt.patterns import nearest
+from selfadapt.progress import duration
 from selfadapt.streets import LOOKS, render
 from selfadapt.views import size_of
 

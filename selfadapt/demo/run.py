@@ -16,7 +16,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from selfadapt.checks import check_number
-from selfadapt.cost import duration
 from selfadapt.data import open_dataset
 from selfadapt.data.reading import read_image_size
 from selfadapt.demo.page import Headline, Scene, Section, page
@@ -48,7 +47,7 @@ from selfadapt.models.trained import OTHER_NETWORKS, trained_on
 from selfadapt.patterns import nearest
 from selfadapt.predict import find_inputs
 from selfadapt.predict.stream import picture_notes
-from selfadapt.progress import ProgressBar
+from selfadapt.progress import ProgressBar, duration
 from selfadapt.result import Result
 from selfadapt.streets import TARGETS
 from selfadapt.views import Size, resize, size_of

@@ -234,7 +234,8 @@ def change_verdict(rows: Sequence[MethodChange]) -> str:
         f"class of {adapted.changed:.1%} of the pixels"
     )
     if san := by_name.get("san"):
-        text += f"; SaN took {san.ms / source.ms:.1f} times as long and changed {san.changed:.1%}"
+        ratio = max(1.0, san.ms / source.ms)  # it cannot be faster
+        text += f"; SaN took {ratio:.1f} times as long and changed {san.changed:.1%}"
     return (
         f"{text}. Without labels no number says which is right. Look at the pictures: if before "
         "and after look equally good, one pass is enough; if the prediction after adaptation is "

@@ -190,7 +190,8 @@ class Network:
                 raise ValueError(
                     "the network's output carries no gradient to the layers to adapt, "
                     f"{next(iter(self.tuned))} and on; does it run under no_grad or detach its "
-                    "output? If it does not use these layers, name others with adapt=[...]"
+                    "output? If it does not use these layers, choose others with --adapt, in "
+                    "Python adapt=[...]"
                 )
             return value.detach(), torch.autograd.grad(value, weights, allow_unused=True)
 

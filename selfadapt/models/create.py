@@ -115,7 +115,9 @@ def _check_no_arguments(
         classes = None  # repeats the recorded names, perhaps to give their colours
     arguments = {"classes": classes, "weights": weights}
     if redundant := [key for key, value in arguments.items() if value is not None]:
-        raise ValueError(f"{name} records its own architecture: leave out {', '.join(redundant)}")
+        raise ValueError(
+            f"{name} records its own architecture and classes: leave out {', '.join(redundant)}"
+        )
 
 
 def _create(
@@ -157,7 +159,7 @@ def _open_external(spec: ModelSpec, stored: Weights | None, *, trust: bool) -> n
         model, names = open_hub(spec.name)
         if spec.classes and len(spec.classes) != len(names):
             raise ValueError(
-                f"{spec.name} has {len(names)} classes, but {len(spec.classes)} are asked for"
+                f"{spec.name} has {len(names)} classes, but {len(spec.classes)} are requested"
             )
     elif spec.name.startswith("smp:"):
         model, names = open_folder(spec.name), ()

@@ -117,7 +117,7 @@ def adapted_parameters(
     return Selection(
         tuple(chosen),
         "not a family with known stages: the last third of its layers is adapted, from "
-        f"{chosen[0]!r} on; give adapt=[...] to choose others",
+        f"{chosen[0]!r} on; choose others with --adapt, in Python adapt=[...]",
         guessed=True,
     )
 

@@ -16,6 +16,7 @@ from selfadapt.models.norms import NORMS, replace_batchnorm
 from selfadapt.models.zoo import MODELS, Architecture
 from selfadapt.patterns import nearest
 
+CHECKPOINTS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".tar")
 MAX_DESCRIPTION = 200
 """Maximum length of ``ModelSpec.trained_on``."""
 
@@ -26,9 +27,12 @@ def find_architecture(name: str) -> Architecture:
         return MODELS[name]
     if architecture := library_architecture(name):
         return architecture
+    if name.endswith(CHECKPOINTS):
+        raise FileNotFoundError(f"there is no file {shortened(name)}")
+    names = ("streets", *MODELS)
     raise ValueError(
-        f"unknown model {shortened(name)};{nearest(name[:MAX_DESCRIPTION], MODELS)} "
-        f"known: {', '.join(MODELS)}; "
+        f"unknown model {shortened(name)};{nearest(name[:MAX_DESCRIPTION], names)} "
+        f"known: {', '.join(names)}; "
         "or an address such as torchvision:deeplabv3_resnet50, smp:Unet/resnet34, "
         "hf:OWNER/NAME or my_module:my_function"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-OTHER_NETWORKS = "selfadapt models --trained lists networks that were trained on other images"
+OTHER_NETWORKS = "for other kinds of images see selfadapt models --trained"
 
 
 @dataclass(frozen=True)

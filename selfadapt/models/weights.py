@@ -329,7 +329,10 @@ def check_fit(model: nn.Module, weights: Weights, *, whole: bool = False) -> Fit
 def _explain(fit: Fit, weights: Weights) -> str:
     if num_classes := fit.num_classes():
         given, needed = num_classes
-        return f"it has {given} classes, but {needed} are asked for; give classes={given}"
+        return (
+            f"it has {given} classes, but {needed} are requested; give --classes {given}, in "
+            f"Python classes={given}"
+        )
     problems = _list("it lacks", fit.missing) + _list("it has unexpected", fit.extra)
     if fit.misshaped and not (fit.missing or fit.extra):
         name = fit.misshaped[0]

@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from selfadapt.cost import duration
 from selfadapt.data import Sample
 from selfadapt.devices import find_device, refuse_torchrun
 from selfadapt.engine import described
@@ -38,7 +37,7 @@ from selfadapt.methods import Segments
 from selfadapt.metrics import Counts, iou, to_class_space
 from selfadapt.optional import without_unsafe_advice
 from selfadapt.prefetch import num_readers, prefetch
-from selfadapt.progress import ProgressBar
+from selfadapt.progress import ProgressBar, duration
 from selfadapt.protocol.domains import Domain, open_domains
 from selfadapt.protocol.folder import EvaluationFolder
 from selfadapt.protocol.pictures import draw_pictures

@@ -309,10 +309,11 @@ def images(context: ReportContext) -> Section | None:
         return None
     columns = ("method", "images", "mean", "worst", "worse %", "by more than 5", "by more than 10")
     caption = "Change of the IoU of each image against the source network, in points, all targets."
+    shown = shown_method(results)
     return Section(
         "Image by image",
-        "Not every image improves. Pictures: image, ground truth, source network, adapted; black "
-        "pixels of the ground truth are ignored. Paper: Figures 4 and 7 to 11.",
+        "Not every image improves. Pictures: image, ground truth, source network, adapted "
+        f"({shown}); black pixels of the ground truth are ignored. Paper: Figures 4 and 7 to 11.",
         [
             ReportItem("changes", caption, Grid(columns, rows)),
             ReportItem("changes_histogram", caption, figure=histograms(changes)),
