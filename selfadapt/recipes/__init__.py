@@ -36,6 +36,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     Example:
         >>> differences({"lr": 0.1, "a": {"b": 1}}, {"lr": 0.2, "a": {"b": 1}})
         ['lr: 0.1 -> 0.2']
+        >>> differences({}, {"psi": 0.6})
+        ['psi: default -> 0.6']
     """
     lines = []
     for key in {**old, **new}:
@@ -43,7 +45,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             lines += differences(before, after, f"{prefix}{key}.")
         elif before != after:
-            lines.append(f"{prefix}{key}: {before} -> {after}")
+            values = ["default" if value is None else value for value in (before, after)]
+            lines.append(f"{prefix}{key}: {values[0]} -> {values[1]}")
     return lines
 
 
