@@ -84,7 +84,7 @@ class Dataset:
         The content of the files is left out, so that a damaged file can be repaired.
         """
         content = [pair.name for pair in self.pairs], sorted(self.table.ids.items())
-        return f"{len(self)} images, {zlib.crc32(repr(content).encode()):08x}"
+        return f"{len(self)} of {self.name}, {zlib.crc32(repr(content).encode()):08x}"
 
     def read(self, pair: Pair) -> tuple[PILImage.Image, np.ndarray]:
         """Return the image and the raw ids of a pair, without checks."""
