@@ -663,7 +663,7 @@ def test_what_killed_processes_left_half_written_is_removed(
 ) -> None:
     run = copied(whole, tmp_path / "run")
     (run / "pictures").mkdir()
-    gone = 4999999
+    gone = "0123cdef"
     mine = [run / f".mine.{gone}.part", run / "tables/.b.part"]
     names = ("record.json", "chosen.json", "tables/domains.csv", "pictures/a.png")
     parts = [(run / name).with_name(f".{Path(name).name}.{gone}.part") for name in names]

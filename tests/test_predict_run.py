@@ -239,7 +239,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_files(tmp_path: Path) -> No
         wait_for(lambda least=number: len(list(out.glob("*_label.png"))) >= least, process)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    left_over = out / ".05_label.png.123.part"
+    left_over = out / ".05_label.png.0123cdef.part"
     left_over.write_bytes(b"half")
     mine = out / ".mine.part"
     mine.write_bytes(b"mine")

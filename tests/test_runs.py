@@ -11,6 +11,7 @@ import pytest
 
 from evaluations import files_of
 from runs import locked
+from selfadapt.files import atomic_write, remove_partial_files
 from selfadapt.runs import RunStore, Shard
 
 IDENTITY = {"lr": 0.1, "model": {"name": "a", "classes": ("x", "y")}}
@@ -57,6 +58,29 @@ def test_a_run_goes_on_with_all_that_is_there(run: Path) -> None:
     assert files_of(run) == before
     assert Store.read_record(run) == {
         "format": "test 1", "identity": json.loads(json.dumps(IDENTITY)), "device": "cpu"
+    }  # fmt: skip
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    """Processes of two containers may have the same number."""
+    path = tmp_path / ("a" * 236 + ".txt")
+    with atomic_write(path) as one, atomic_write(path) as other:
+        assert one.exists()
+        assert one != other
+        other.write_text("other")
+        one.write_text("one")
+    assert files_of(tmp_path) == {path.name: b"one"}
+
+
+def test_temporary_files_are_known_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".a.txt.0123abcd.part").symlink_to(tmp_path / "elsewhere")
+    for name in ("a.txt", ".a.txt.4567cdef.part", ".a.txt.part", ".a.txt.mine.part", ".b.txt.01234567.part"):
+        (tmp_path / name).touch()
+    remove_partial_files(tmp_path, "a.txt")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {
+        "a.txt", "elsewhere", ".a.txt.part", ".a.txt.mine.part", ".b.txt.01234567.part"
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from selfadapt.files import close_after_fork, lock, release_lock
+from selfadapt.files import close_after_fork, lock, release_lock, replaced_path
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import CLASSES, LEGEND, OUTPUTS, output_paths
 from selfadapt.runs import WHOLE, RunStore, Shard
@@ -197,7 +197,8 @@ class PredictFolder(RunStore):
         parts = [part for folder in folders for part in folder.glob(".*.part")]
         outputs = set(self.outputs()) if parts else set()
         for part in parts:
-            if {part.with_name(part.name[1:].rsplit(".", 2)[0]), part.parent} & outputs:
+            path = replaced_path(part)
+            if path and {path, path.parent} & outputs:
                 part.unlink(missing_ok=True)
 
 
