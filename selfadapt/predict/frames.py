@@ -1,7 +1,6 @@
 """Segmentation of a video: its frames as units to segment, and the videos made of them."""
 
 import shutil
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -61,7 +60,7 @@ class VideoWork:
         rows = self._rows()
         good = [row for row in rows if "error" not in row]
         video_error = None
-        row: Row = {**self.key._asdict(), "at": time.time(), "frames": self.info.num_frames}
+        row: Row = {**self.key._asdict(), "frames": self.info.num_frames}
         if good:
             names = predicted_names(classes, len(good[0]["shares"]))
             paths = {k: path for k, path in self.folder.paths(self.item).items() if k != "label"}
