@@ -62,7 +62,7 @@ def remove_partial_files(folder: Path, *files: str) -> None:
     """
     for file in map(Path, files):
         for temporary in folder.glob(str(file.parent / f".{file.name}.*.part")):
-            if replaced_path(temporary):
+            if replaced_path(temporary) and holds(folder, temporary):
                 if temporary.is_dir() and not temporary.is_symlink():
                     shutil.rmtree(temporary)
                 else:
@@ -95,6 +95,15 @@ def check_output(path: Path, *, overwrite: bool) -> None:
             f"{path} would be replaced; choose another name or say --overwrite "
             "(in Python: overwrite=True)"
         )
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of ours to write to; refuse a link, which could lead to a file of others."""
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except OSError as error:
+        reason = "it is a link; remove it" if path.is_symlink() else error.strerror
+        raise type(error)(f"{path} cannot be written to ({reason})") from error
 
 
 def lock(file: int, *, shared: bool = False) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -273,8 +274,50 @@ def test_a_folder_that_cannot_be_written_to_is_named(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(OSError, match=r"run cannot be written to \(Permission denied\)"):
+    with pytest.raises(OSError, match=r"\.lock cannot be written to \(Permission denied\)"):
         opened(run)
+
+
+def test_rows_that_cannot_be_written_are_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: Any, *how: Any) -> int:
+        if str(path).endswith(".jsonl"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *how)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with Store(run) as store:
+        store.open(IDENTITY)
+        with pytest.raises(OSError, match=r"0\.jsonl cannot be written to \(Permission denied\)"):
+            store.journal(Key)
+
+
+@pytest.mark.parametrize("name", [".lock", "rows/0000.jsonl", "rows"])
+def test_links_in_a_run_change_no_other_file(name: str, run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "0000.jsonl").write_text("precious")
+    if (run / name).is_dir():
+        shutil.rmtree(run / name)
+    else:
+        (run / name).unlink()
+    (run / name).symlink_to(elsewhere if name == "rows" else elsewhere / "0000.jsonl")
+    for overwrite in (False, True) if name != "rows/0000.jsonl" else (False,):
+        with pytest.raises((ValueError, OSError), match=f"{name} .* link; remove it"):
+            with Store(run) as store:
+                store.open(IDENTITY, overwrite=overwrite)
+                store.journal(Key)
+    assert files_of(elsewhere) == {"0000.jsonl": b"precious"}
+
+
+def test_overwriting_removes_nothing_through_a_link(run: Path, tmp_path: Path) -> None:
+    shutil.move(run / "maps", tmp_path / "elsewhere")
+    (run / "maps").symlink_to(tmp_path / "elsewhere")
+    before = files_of(tmp_path / "elsewhere")
+    opened(run, {"lr": 1}, overwrite=True)
+    assert files_of(tmp_path / "elsewhere") == before
+    assert not (run / "result.txt").exists()
 
 
 def test_a_record_that_cannot_be_read_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

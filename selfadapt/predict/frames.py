@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from PIL import Image as PILImage
 
-from selfadapt.files import make_folder
+from selfadapt.files import holds, make_folder
 from selfadapt.images import Image, label_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
@@ -90,7 +90,8 @@ class VideoWork:
 
     def clear(self) -> None:
         """Remove masks that were kept only to write the videos."""
-        shutil.rmtree(self._work, ignore_errors=True)
+        if holds(self.folder.path, self._work):
+            shutil.rmtree(self._work, ignore_errors=True)
         if (
             self._labels is not None
             and not self.info.num_frames
@@ -98,7 +99,8 @@ class VideoWork:
         ):
             self._labels.rmdir()
         for path in self._labels.glob("*.png") if self._labels else ():
-            if path.stem.isdigit() and int(path.stem) >= self.info.num_frames:
+            is_surplus = path.stem.isdigit() and int(path.stem) >= self.info.num_frames
+            if is_surplus and holds(self.folder.path, path):
                 path.unlink()  # of an earlier, longer video of this name
 
     def _frame(self, number: int) -> FileKey:

@@ -204,7 +204,8 @@ class PredictRun:
             self._columns = predicted_names(self.classes, number)
         elif len(self.classes or ()) > 1:
             self._columns = tuple(self.classes or ())
-        if self.folder.shard.total == 1 or not (self.folder.path / TABLE).exists():
+        table = self.folder.path / TABLE
+        if self.folder.shard.total == 1 or not table.is_file() or table.is_symlink():
             self._write_table({file: row for file, row in rows.items() if file not in left})
 
     def _add_to_table(self, row: Row) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfadapt.files import atomic_write
+from selfadapt.files import atomic_write, open_own
 from selfadapt.journal import Row
 
 COLUMNS = (
@@ -41,7 +41,7 @@ def append_to_table(path: Path, row: Row, names: Mapping[str, str], classes: Seq
     """Append a row to a table; several processes may do so at the same time."""
     line = _line(_cells(row, names, classes)).encode(errors="surrogateescape")
     try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        file = open_own(path, os.O_WRONLY | os.O_APPEND)
     except FileNotFoundError:  # removed by someone; it is written again at the end
         return
     try:
