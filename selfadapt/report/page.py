@@ -19,7 +19,7 @@ from selfadapt.files import (
     remove_partial_files,
     temporary_path,
 )
-from selfadapt.protocol.folder import read_record
+from selfadapt.protocol.folder import is_picture_name, read_record
 from selfadapt.protocol.results import read_results
 from selfadapt.report.context import ReportContext, ReportItem, Section
 from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
@@ -139,8 +139,7 @@ def _is_valid_entry(picture: Any) -> bool:
     """Return True if an entry of the index is complete and names a file of its folder."""
     if not isinstance(picture, dict) or not picture.keys() >= PICTURE_KEYS:
         return False
-    file = picture["file"]
-    return isinstance(file, str) and Path(file).name == file and file.endswith(".png")
+    return is_picture_name(picture["file"])
 
 
 def _set_file_names(sections: Sequence[Section]) -> None:
