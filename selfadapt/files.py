@@ -1,4 +1,4 @@
-"""Atomic writes, file locks and output paths."""
+"""Atomic writes, file locks, output paths and cells of CSV files."""
 
 import os
 import re
@@ -82,6 +82,21 @@ def file_name(text: str) -> str:
         'night_san_1'
     """
     return re.sub(r"[^\w.-]+", "_", text).encode()[:100].decode(errors="ignore")
+
+
+FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
+"""Prefixes of cells that spreadsheets run as formulas."""
+
+
+def csv_cell(value: object) -> object:
+    """Return a value for a CSV file; a text that would be a formula gets a leading '.
+
+    Example:
+        >>> csv_cell("=1+1"), csv_cell("road"), csv_cell(-0.5)
+        ("'=1+1", 'road', -0.5)
+    """
+    is_formula = isinstance(value, str) and value.startswith(FORMULA_PREFIXES)
+    return f"'{value}" if is_formula else value
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:

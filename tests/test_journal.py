@@ -979,6 +979,15 @@ def test_pictures_are_of_the_settings_that_were_chosen_in_the_end(
     assert files_of(run / "pictures") == files_of(fresh / "pictures")
 
 
+def test_no_cell_of_the_tables_is_a_formula(place: Place, tmp_path: Path) -> None:
+    worse = {"method": "tent", "label": "-p", "settings": {"lr": 10.0}}
+    methods = [{"method": "source", "label": "=1+1"}, worse]
+    run = evaluated(small(place, methods=methods), tmp_path / "run")
+    images = rows(run / "tables/images.csv")
+    assert {row["method"] for row in images} == {"'=1+1", "'-p"}
+    assert any(float(row["change"] or 0) < 0 for row in images), "there is no negative number"
+
+
 def test_pictures_of_others_are_kept_and_not_taken_for_drawn_ones(
     place: Place, tmp_path: Path
 ) -> None:

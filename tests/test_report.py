@@ -397,6 +397,16 @@ def test_tables_as_text() -> None:
     assert to_html(GRID).count("<b>") == 1
 
 
+def test_no_cell_of_a_table_is_a_formula() -> None:
+    change = "+0.52 [-0.10, +0.90]"
+    rows = [("=1+1", -0.5), ("-net", change), ("+1", "-"), ("@a", "-0.52"), ("\ta", "-1-cmd|a!A1")]
+    written = list(csv.reader(io.StringIO(to_csv(Grid(("=a", "b"), rows)))))
+    assert written == [
+        ["'=a", "b"], ["'=1+1", "-0.5"], ["'-net", change], ["'+1", "-"], ["'@a", "-0.52"],
+        ["'\ta", "'-1-cmd|a!A1"],
+    ]  # fmt: skip
+
+
 def test_the_lowest_error_is_the_best() -> None:
     grid = Grid(("m", "ECE"), [("a", 2.0), ("b", 1.0)], "low")
     assert "| b | **1.00** |" in to_markdown(grid)

@@ -48,6 +48,12 @@ def opened(path: Path, identity: dict[str, Any] = IDENTITY, **how: Any) -> None:
         store.open(identity, **how)
 
 
+def opened_with_rows(path: Path, **how: Any) -> None:
+    with Store(path) as store:
+        store.open(IDENTITY, **how)
+        store.journal(Key).close()
+
+
 def test_a_run_goes_on_with_all_that_is_there(run: Path) -> None:
     before = files_of(run)
     with Store(run) as store:
@@ -305,9 +311,7 @@ def test_links_in_a_run_change_no_other_file(name: str, run: Path, tmp_path: Pat
     (run / name).symlink_to(elsewhere if name == "rows" else elsewhere / "0000.jsonl")
     for overwrite in (False, True) if name != "rows/0000.jsonl" else (False,):
         with pytest.raises((ValueError, OSError), match=f"{name} .* link; remove it"):
-            with Store(run) as store:
-                store.open(IDENTITY, overwrite=overwrite)
-                store.journal(Key)
+            opened_with_rows(run, overwrite=overwrite)
     assert files_of(elsewhere) == {"0000.jsonl": b"precious"}
 
 

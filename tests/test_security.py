@@ -51,6 +51,16 @@ def test_a_settings_file_cannot_set_trust(text: str, said: str, here: Path, caps
     assert not (here / "ran").exists()
 
 
+@pytest.mark.parametrize("text", ["[" * 3000, "classes: " + "[" * 3000 + "]" * 3000])
+def test_a_settings_file_that_is_nested_too_deeply_is_refused(
+    text: str, here: Path, capsys: Any
+) -> None:
+    (here / "c.yaml").write_text(text)
+    assert run_cli("predict", "x.png", "--config", "c.yaml", "-o", "out") == 2
+    said = capsys.readouterr().err
+    assert "a settings file must be YAML, but c.yaml is nested too deeply" in said
+
+
 @pytest.mark.parametrize("flag", ["--config={}", "--config {}"])
 def test_inline_settings_are_refused(flag: str, here: Path, capsys: Any) -> None:
     words = flag.format("{model: 'evil:net', trust: true}").split(" ", 1)
@@ -79,7 +89,9 @@ def test_a_record_removes_nothing_outside_of_its_folder(
 PREDICT = ("predict", "x.png", "--model", "streets", "--method", "source", "--outputs", "label")
 
 
-@pytest.mark.parametrize("name", [".predict", ".predict/rows", ".predict/frames", ".predict/.names"])
+@pytest.mark.parametrize(
+    "name", [".predict", ".predict/rows", ".predict/frames", ".predict/.names"]
+)
 def test_a_link_in_a_folder_of_predictions_is_refused(name: str, here: Path, capsys: Any) -> None:
     assert run_cli(*PREDICT, "-o", "out") == 0
     link, elsewhere = here / "out" / name, here / "elsewhere"

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfadapt.files import atomic_write, open_own
+from selfadapt.files import atomic_write, csv_cell, open_own
 from selfadapt.journal import Row
 
 COLUMNS = (
     "file", "output", "status", "reason", "frames", "width", "height", "ms", "notes",
 )  # fmt: skip
-FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
-"""Prefixes of cells that spreadsheets run as formulas; such texts get a leading '."""
 
 
 def write_table(
@@ -52,12 +50,7 @@ def append_to_table(path: Path, row: Row, names: Mapping[str, str], classes: Seq
 
 def _line(cells: Sequence[Any]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(
-        [
-            f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_PREFIXES) else cell
-            for cell in cells
-        ]
-    )
+    csv.writer(text, lineterminator="\n").writerow(map(csv_cell, cells))
     return text.getvalue()
 
 

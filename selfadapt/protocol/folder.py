@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 
@@ -89,7 +89,7 @@ class EvaluationFolder(RunStore):
         self.write_json(self.path / "chosen.json", content)
 
 
-def is_picture_name(name: Any) -> bool:
+def is_picture_name(name: object) -> TypeGuard[str]:
     """Return True if the index of pictures may contain this name of a file."""
     return isinstance(name, str) and re.fullmatch(r"[\w.-]+\.png", name) is not None
 
