@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from selfadapt.engine import NO_OPTIMIZATIONS, Fast
 from selfadapt.engine.settings import Precision
-from selfadapt.files import atomic_write, make_folder
+from selfadapt.files import atomic_write, csv_cell, make_folder
 from selfadapt.forecast import image_seconds
 from selfadapt.methods import Segments, create_method
 from selfadapt.models.create import create_model
@@ -357,7 +357,7 @@ def write_bench(rows: Iterable[Timing], about: str, folder: Path) -> None:
         with atomic_write(folder / name) as temporary:
             temporary.write_text(text)
     with atomic_write(folder / "bench.csv") as temporary, temporary.open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *map(as_cells, rows)])
+        csv.writer(file).writerows([COLUMNS, *(map(csv_cell, as_cells(row)) for row in rows)])
 
 
 def draw_bench(rows: Sequence[Timing], path: Path) -> None:

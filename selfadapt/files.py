@@ -1,7 +1,8 @@
-"""Atomic writes, file locks and output paths."""
+"""Atomic writes, file locks, output paths and cells of CSV files."""
 
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,8 +18,9 @@ except ModuleNotFoundError:  # Windows
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write, which replaces ``path`` at the end of the block."""
     check_output(path, overwrite=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = temporary_path(path)
     try:
+        temporary.open("xb").close()
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -32,6 +34,25 @@ def atomic_write(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def temporary_path(path: Path) -> Path:
+    """Return a new path beside ``path`` for what will replace it.
+
+    It is random, as processes of different machines and containers may have the same number.
+
+    Example:
+        >>> path = temporary_path(Path("out/a.png"))  # such as out/.a.png.5f0c93be.part
+        >>> replaced_path(path).as_posix()
+        'out/a.png'
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def replaced_path(path: Path) -> Path | None:
+    """Return the path that a temporary path was to replace; None if it is not temporary."""
+    match = re.fullmatch(r"\.(.+)\.[0-9a-f]{8}\.part", path.name)
+    return path.with_name(match[1]) if match else None
+
+
 def remove_partial_files(folder: Path, *files: str) -> None:
     """Remove temporary files of killed processes; no other process may write to the folder.
 
@@ -41,11 +62,16 @@ def remove_partial_files(folder: Path, *files: str) -> None:
     """
     for file in map(Path, files):
         for temporary in folder.glob(str(file.parent / f".{file.name}.*.part")):
-            if temporary.name.split(".")[-2].isdecimal():
-                if temporary.is_dir():
+            if replaced_path(temporary) and holds(folder, temporary):
+                if temporary.is_dir() and not temporary.is_symlink():
                     shutil.rmtree(temporary)
                 else:
                     temporary.unlink(missing_ok=True)
+
+
+def holds(folder: Path, path: Path) -> bool:
+    """Return True if a file is in a folder, even if one of the folders between them is a link."""
+    return Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder))
 
 
 def file_name(text: str) -> str:
@@ -56,6 +82,21 @@ def file_name(text: str) -> str:
         'night_san_1'
     """
     return re.sub(r"[^\w.-]+", "_", text).encode()[:100].decode(errors="ignore")
+
+
+FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
+"""Prefixes of cells that spreadsheets run as formulas."""
+
+
+def csv_cell(value: object) -> object:
+    """Return a value for a CSV file; a text that would be a formula gets a leading '.
+
+    Example:
+        >>> csv_cell("=1+1"), csv_cell("road"), csv_cell(-0.5)
+        ("'=1+1", 'road', -0.5)
+    """
+    is_formula = isinstance(value, str) and value.startswith(FORMULA_PREFIXES)
+    return f"'{value}" if is_formula else value
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:
@@ -69,6 +110,15 @@ def check_output(path: Path, *, overwrite: bool) -> None:
             f"{path} would be replaced; choose another name or say --overwrite "
             "(in Python: overwrite=True)"
         )
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of ours to write to; refuse a link, which could lead to a file of others."""
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except OSError as error:
+        reason = "it is a link; remove it" if path.is_symlink() else error.strerror
+        raise type(error)(f"{path} cannot be written to ({reason})") from error
 
 
 def lock(file: int, *, shared: bool = False) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from zlib import crc32
 
-from selfadapt.files import atomic_write, close_after_fork, lock, release_lock
+from selfadapt.files import atomic_write, close_after_fork, lock, open_own, release_lock
 
 Row = dict[str, Any]
 K = TypeVar("K", bound=tuple)
@@ -175,7 +175,7 @@ def _rows(path: Path, start: int, *, is_retry: bool = False) -> Iterator[tuple[R
 
 def open_locked(path: Path) -> int:
     """Open a file to append to, and lock it until it is closed."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    file = open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     if not lock(file):
         os.close(file)
         raise ValueError(f"another process writes to {path}; wait for it, or give another folder")

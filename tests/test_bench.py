@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from selfadapt.bench import Timing, add_ratios, describe_machine, noise, parse_size, run_bench
+from selfadapt.bench import (
+    Timing,
+    add_ratios,
+    describe_machine,
+    noise,
+    parse_size,
+    run_bench,
+    write_bench,
+)
 from selfadapt.cli import main
 
 
@@ -30,6 +38,12 @@ def test_rows_are_set_against_the_plain_ones() -> None:
     assert by_work["self-adaptation, 10 steps"].views == pytest.approx(10 / 120)
     assert by_work["self-adaptation, 10 steps, plain"].steps == pytest.approx(400 / 480)
     assert by_work["TTA"].ratio == 1
+
+
+def test_no_cell_of_the_table_is_a_formula(tmp_path: Path) -> None:
+    write_bench([Timing("=1+1", "20x10", "TTA", 1, 0, 1, None, 1, 1, 1)], "about", tmp_path)
+    with (tmp_path / "bench.csv").open(newline="") as file:
+        assert next(csv.DictReader(file))["network"] == "'=1+1"
 
 
 def test_every_work_is_timed_and_written(tmp_path: Path, capsys: Any) -> None:

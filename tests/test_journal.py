@@ -41,7 +41,7 @@ from selfadapt.journal import Journal, read_rows
 from selfadapt.method import Method
 from selfadapt.models.checkpoint import load_model, save_model
 from selfadapt.models.create import create_model
-from selfadapt.protocol.folder import EvaluationFolder
+from selfadapt.protocol.folder import EvaluationFolder, drawn_pictures
 from selfadapt.protocol.rows import TrialKey
 from selfadapt.result import Result
 from selfadapt.runs import Shard
@@ -663,7 +663,7 @@ def test_what_killed_processes_left_half_written_is_removed(
 ) -> None:
     run = copied(whole, tmp_path / "run")
     (run / "pictures").mkdir()
-    gone = 4999999
+    gone = "0123cdef"
     mine = [run / f".mine.{gone}.part", run / "tables/.b.part"]
     names = ("record.json", "chosen.json", "tables/domains.csv", "pictures/a.png")
     parts = [(run / name).with_name(f".{Path(name).name}.{gone}.part") for name in names]
@@ -977,6 +977,52 @@ def test_pictures_are_of_the_settings_that_were_chosen_in_the_end(
     assert json.loads((run / "chosen.json").read_text())["san"]["chosen"] != before
     fresh = evaluated(content, tmp_path / "fresh")
     assert files_of(run / "pictures") == files_of(fresh / "pictures")
+
+
+def test_no_cell_of_the_tables_is_a_formula(place: Place, tmp_path: Path) -> None:
+    worse = {"method": "tent", "label": "-p", "settings": {"lr": 10.0}}
+    methods = [{"method": "source", "label": "=1+1"}, worse]
+    run = evaluated(small(place, methods=methods), tmp_path / "run")
+    images = rows(run / "tables/images.csv")
+    assert {row["method"] for row in images} == {"'=1+1", "'-p"}
+    assert any(float(row["change"] or 0) < 0 for row in images), "there is no negative number"
+
+
+def test_pictures_of_others_are_kept_and_not_taken_for_drawn_ones(
+    place: Place, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    content = small(place, pictures=1)
+    evaluated(content, run)
+    before = files_of(run / "pictures")
+    mine = run / "pictures/mine.png"
+    mine.write_text("precious")
+    for how in ({}, {"retry": True}, {"overwrite": True}):
+        evaluated(content, run, **how)
+        assert files_of(run / "pictures") == before | {"mine.png": b"precious"}
+    (run / "pictures/index.json").unlink()
+    drawn = sorted(name for name in before if name.endswith(".png"))[0]
+    (run / "pictures" / drawn).write_text("of an earlier run")
+    evaluated(content, run)
+    assert files_of(run / "pictures") == before | {"mine.png": b"precious"}
+
+
+@pytest.mark.parametrize(
+    "content", ["[", "3", "[3, {}]", '[{"file": "../mine.png"}, {"file": "a\\u0000.png"}]', "link"]
+)
+def test_an_index_removes_no_picture_of_others(content: str, tmp_path: Path) -> None:
+    run, pictures = tmp_path / "run", tmp_path / "run/pictures"
+    run.mkdir()
+    if content == "link":
+        (tmp_path / "elsewhere").mkdir()
+        pictures.symlink_to(tmp_path / "elsewhere")
+        content = '[{"file": "a.png"}]'
+    else:
+        pictures.mkdir()
+    for path in (run / "mine.png", pictures / "a.png"):
+        path.touch()
+    (pictures / "index.json").write_text(content)
+    assert drawn_pictures(run) == set()
 
 
 def test_an_end_while_a_run_is_removed_leaves_what_can_be_removed(

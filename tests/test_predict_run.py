@@ -117,6 +117,20 @@ def test_a_file_that_is_put_back_is_done_again(photos: Path, tmp_path: Path) -> 
             assert table(out)["0.png"]["height"] == str(size[0])
 
 
+def test_no_clock_needs_to_be_right(
+    photos: Path, tmp_path: Path, calls: list[Any], monkeypatch: Any
+) -> None:
+    out = tmp_path / "out"
+    command = ("predict", photos / "0.png", *NET, "-o", out, "--outputs", "label")
+    for number, hours in enumerate((9, 3, 6, 0)):
+        monkeypatch.setattr(time, "time", lambda now=2e9 + 3600 * hours: now)
+        to_pil(random_image(24, 32 + 8 * number)).save(photos / "0.png")
+        for _ in range(2):
+            assert run_cli(*command) == 0
+            assert table(out)["0.png"]["width"] == str(32 + 8 * number)
+        assert len(calls) == number + 1
+
+
 def test_a_pipe_is_not_waited_for(photos: Path, tmp_path: Path, capsys: Any) -> None:
     for name in ("pipe.png", "pipe.mp4"):
         os.mkfifo(photos / name)
@@ -239,7 +253,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_files(tmp_path: Path) -> No
         wait_for(lambda least=number: len(list(out.glob("*_label.png"))) >= least, process)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    left_over = out / ".05_label.png.123.part"
+    left_over = out / ".05_label.png.0123cdef.part"
     left_over.write_bytes(b"half")
     mine = out / ".mine.part"
     mine.write_bytes(b"mine")

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import signal
 import sys
 import time
@@ -145,6 +146,25 @@ def test_starting_anew_leaves_other_files_among_the_labels(tmp_path: Path) -> No
     notes.write_text("mine")
     assert run_cli(*command, "--overwrite") == 0
     assert notes.read_text() == "mine"
+
+
+def test_files_behind_links_are_not_removed(tmp_path: Path) -> None:
+    elsewhere, out = tmp_path / "elsewhere", tmp_path / "out"
+    for folder in (tmp_path / "drives/a", elsewhere / "film"):
+        folder.mkdir(parents=True)
+    video = write_video(tmp_path / "drives/a/film.mkv", frames=2)
+    command = ("predict", tmp_path / "drives/**/*", *NET, "-o", out, "--outputs", "label")
+    assert run_cli(*command) == 0
+    shutil.rmtree(out / "a/film_label")
+    shutil.rmtree(out / ".predict/frames/a")
+    for link in (out / "a/film_label", out / ".predict/frames/a"):
+        link.symlink_to(elsewhere)
+    precious = [elsewhere / "000099.png", elsewhere / "film/precious.txt"]
+    for path in precious:
+        path.touch()
+    os.utime(video, ns=(1, 1))
+    assert run_cli(*command) == 0
+    assert [path for path in precious if not path.exists()] == []
 
 
 @pytest.mark.parametrize("suffix", CODECS)

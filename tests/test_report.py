@@ -29,6 +29,7 @@ from selfadapt.recipes import find_recipe, shipped_recipes
 from selfadapt.report import write_report
 from selfadapt.report.context import ReportContext
 from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
+from selfadapt.report.page import _replace_report
 from selfadapt.report.published import (
     compared_methods,
     find_number,
@@ -396,6 +397,16 @@ def test_tables_as_text() -> None:
     assert to_html(GRID).count("<b>") == 1
 
 
+def test_no_cell_of_a_table_is_a_formula() -> None:
+    change = "+0.52 [-0.10, +0.90]"
+    rows = [("=1+1", -0.5), ("-net", change), ("+1", "-"), ("@a", "-0.52"), ("\ta", "-1-cmd|a!A1")]
+    written = list(csv.reader(io.StringIO(to_csv(Grid(("=a", "b"), rows)))))
+    assert written == [
+        ["'=a", "b"], ["'=1+1", "-0.5"], ["'-net", change], ["'+1", "-"], ["'@a", "-0.52"],
+        ["'\ta", "'-1-cmd|a!A1"],
+    ]  # fmt: skip
+
+
 def test_the_lowest_error_is_the_best() -> None:
     grid = Grid(("m", "ECE"), [("a", 2.0), ("b", 1.0)], "low")
     assert "| b | **1.00** |" in to_markdown(grid)
@@ -475,14 +486,14 @@ def test_a_report_that_was_killed_is_written_anew(
 ) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", at_call(7, Path.replace, KeyboardInterrupt()))
+        patch.setattr(Path, "replace", at_call(8, Path.replace, KeyboardInterrupt()))
         assert run_cli("report", root / "run", "-o", out) == 130
     assert len(list((out / "tables").iterdir())) == 7
     assert not (out / "report.html").exists()
     (aside,) = out.glob(".report.*.part")
-    aside.rename(out / ".report.4999999.part")  # of no process that is running
+    aside.rename(out / ".report.0123cdef.part")  # of no process that is running
     assert run_cli("report", root / "run", "-o", out) == 0
-    assert not list(out.glob(".*"))
+    assert [path.name for path in out.glob(".*")] == [".report.json"]
 
 
 def at_call(number: int, function: Callable[..., Any], error: BaseException) -> Callable[..., Any]:
@@ -536,11 +547,11 @@ def test_a_folder_that_cannot_be_written_to_is_said_once(
 
 def test_what_a_killed_report_left_is_removed(root: Path, page: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(page.parent, tmp_path / "out"))
-    for name in ("report.4999999", "mine.4999999"):
+    for name in ("report.0123cdef", "mine.0123cdef"):
         (out / f".{name}.part").mkdir()
     assert run_cli("report", root / "run", "-o", out, "--overwrite") == 0
     left = {path.name for path in out.glob(".*")}
-    assert left == {".mine.4999999.part"}
+    assert left == {".mine.0123cdef.part", ".report.json"}
 
 
 @pytest.mark.parametrize(
@@ -585,12 +596,51 @@ def test_a_report_over_another_leaves_nothing_of_it(root: Path, page: Path, tmp_
     path.write_text(yaml.safe_dump(content))
     assert run_cli("evaluate", path, "-o", tmp_path / "run") == 0
     shutil.copytree(page.parent, tmp_path / "over")
-    (tmp_path / "over" / "tables" / "mine.txt").write_text("precious")
+    mine = {"tables/mine.csv", "tables/mine.txt", "figures/mine.png", "figures/mine.pdf"}
+    for name in mine:
+        (tmp_path / "over" / name).write_text("precious")
     assert run_cli("report", tmp_path / "run", "-o", tmp_path / "over", "--overwrite") == 0
     assert run_cli("report", tmp_path / "run", "-o", tmp_path / "new") == 0
-    names = {path.name for path in (tmp_path / "new" / "tables").iterdir()}
-    assert {"classes_fog_a.csv", "classes_fog_a_2.csv"} <= names, "one for each domain"
-    assert {path.name for path in (tmp_path / "over" / "tables").iterdir()} == names | {"mine.txt"}
+    new, over = files_of(tmp_path / "new"), files_of(tmp_path / "over")
+    names = {"tables/classes_fog_a.csv", "tables/classes_fog_a_2.csv"}
+    assert names <= new.keys(), "one for each domain"
+    assert over == new | dict.fromkeys(mine, b"precious")
+
+
+NEW = {"tables/a.csv": b"new", "report.html": b"new"}
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_a_list_of_a_report_removes_nothing_outside_of_it(link: bool, tmp_path: Path) -> None:
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    for path in (out / "tables", out / "figures", mine):
+        path.mkdir(parents=True)
+    kept = [mine / "a.csv", out / "mine.csv", out / "tables/mine.csv"]
+    for path in (*kept, out / "tables/of_before.csv"):
+        path.write_text("precious")
+    names = ["../mine/a.csv", "tables/../../mine/a.csv", "tables/..", "tables", "mine.csv", 3]
+    names += [str(mine / "a.csv"), "tables/\0", "report.html", "tables/of_before.csv"]
+    if link:
+        (out / "figures").rmdir()
+        (out / "figures").symlink_to(mine)
+        names.append("figures/a.csv")
+    (out / ".report.json").write_text(json.dumps(names))
+    _replace_report(out, NEW)
+    assert all(path.exists() for path in kept)
+    assert not (out / "tables/of_before.csv").exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "3", "null", '{"tables/of_before.csv": 1}', "["])
+def test_a_report_without_a_list_keeps_its_surplus_files(
+    content: str | None, tmp_path: Path
+) -> None:
+    _replace_report(tmp_path, {**NEW, "tables/of_before.csv": b"of before"})
+    (tmp_path / ".report.json").unlink()
+    if content is not None:
+        (tmp_path / ".report.json").write_text(content)
+    _replace_report(tmp_path, NEW)
+    assert (tmp_path / "tables/of_before.csv").exists()
+    assert json.loads((tmp_path / ".report.json").read_text()) == ["report.html", "tables/a.csv"]
 
 
 def test_a_network_whose_name_is_a_path_has_its_table(root: Path, tmp_path: Path) -> None:
@@ -609,7 +659,7 @@ def test_a_network_whose_name_is_a_path_has_its_table(root: Path, tmp_path: Path
 
 def test_what_a_killed_evaluation_left_of_pictures_is_removed(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "run", tmp_path / "run")
-    torn = tmp_path / "run" / "pictures" / ".fog-first-00.png.1234.part"
+    torn = tmp_path / "run" / "pictures" / ".fog-first-00.png.0123cdef.part"
     torn.touch()
     assert run_cli("evaluate", root / "recipe.yaml", "-o", tmp_path / "run") == 0
     assert not torn.exists()

@@ -270,7 +270,8 @@ def test_a_run_without_an_average_does_not_go_on_with_one(
 def test_what_a_killed_run_left_half_written_is_removed(
     whole: Path, content: dict[str, Any], half: Path
 ) -> None:
-    parts = (".state.safetensors.123.part", ".epoch_002.safetensors.9.part", ".log.csv.1.part")
+    names = ("state.safetensors", "epoch_002.safetensors", "log.csv")
+    parts = [f".{name}.0123cdef.part" for name in names]
     for name in parts:
         (half / name).write_bytes(b"half")
     others = (".git.part", ".mine", "notes.txt", "table.csv", "weights.safetensors")

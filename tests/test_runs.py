@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from evaluations import files_of
 from runs import locked
+from selfadapt.files import atomic_write, remove_partial_files
 from selfadapt.runs import RunStore, Shard
 
 IDENTITY = {"lr": 0.1, "model": {"name": "a", "classes": ("x", "y")}}
@@ -46,6 +48,12 @@ def opened(path: Path, identity: dict[str, Any] = IDENTITY, **how: Any) -> None:
         store.open(identity, **how)
 
 
+def opened_with_rows(path: Path, **how: Any) -> None:
+    with Store(path) as store:
+        store.open(IDENTITY, **how)
+        store.journal(Key).close()
+
+
 def test_a_run_goes_on_with_all_that_is_there(run: Path) -> None:
     before = files_of(run)
     with Store(run) as store:
@@ -58,6 +66,27 @@ def test_a_run_goes_on_with_all_that_is_there(run: Path) -> None:
     assert Store.read_record(run) == {
         "format": "test 1", "identity": json.loads(json.dumps(IDENTITY)), "device": "cpu"
     }  # fmt: skip
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    """Processes of two containers may have the same number."""
+    path = tmp_path / ("a" * 236 + ".txt")
+    with atomic_write(path) as one, atomic_write(path) as other:
+        assert one.exists()
+        assert one != other
+        other.write_text("other")
+        one.write_text("one")
+    assert files_of(tmp_path) == {path.name: b"one"}
+
+
+def test_temporary_files_are_known_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".a.txt.0123abcd.part").symlink_to(tmp_path / "elsewhere")
+    others = {"a.txt", ".a.txt.part", ".a.txt.mine.part", ".b.txt.01234567.part"}
+    for name in (".a.txt.4567cdef.part", *others):
+        (tmp_path / name).touch()
+    remove_partial_files(tmp_path, "a.txt")
+    assert {path.name for path in tmp_path.iterdir()} == others | {"elsewhere"}
 
 
 def test_settings_that_differ_are_named(run: Path) -> None:
@@ -251,8 +280,48 @@ def test_a_folder_that_cannot_be_written_to_is_named(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(OSError, match=r"run cannot be written to \(Permission denied\)"):
+    with pytest.raises(OSError, match=r"\.lock cannot be written to \(Permission denied\)"):
         opened(run)
+
+
+def test_rows_that_cannot_be_written_are_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: Any, *how: Any) -> int:
+        if str(path).endswith(".jsonl"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *how)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with Store(run) as store:
+        store.open(IDENTITY)
+        with pytest.raises(OSError, match=r"0\.jsonl cannot be written to \(Permission denied\)"):
+            store.journal(Key)
+
+
+@pytest.mark.parametrize("name", [".lock", "rows/0000.jsonl", "rows"])
+def test_links_in_a_run_change_no_other_file(name: str, run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "0000.jsonl").write_text("precious")
+    if (run / name).is_dir():
+        shutil.rmtree(run / name)
+    else:
+        (run / name).unlink()
+    (run / name).symlink_to(elsewhere if name == "rows" else elsewhere / "0000.jsonl")
+    for overwrite in (False, True) if name != "rows/0000.jsonl" else (False,):
+        with pytest.raises((ValueError, OSError), match=f"{name} .* link; remove it"):
+            opened_with_rows(run, overwrite=overwrite)
+    assert files_of(elsewhere) == {"0000.jsonl": b"precious"}
+
+
+def test_overwriting_removes_nothing_through_a_link(run: Path, tmp_path: Path) -> None:
+    shutil.move(run / "maps", tmp_path / "elsewhere")
+    (run / "maps").symlink_to(tmp_path / "elsewhere")
+    before = files_of(tmp_path / "elsewhere")
+    opened(run, {"lr": 1}, overwrite=True)
+    assert files_of(tmp_path / "elsewhere") == before
+    assert not (run / "result.txt").exists()
 
 
 def test_a_record_that_cannot_be_read_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

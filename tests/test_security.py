@@ -13,11 +13,13 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 import selfadapt
+from evaluations import files_of
 from runs import run_cli
 from selfadapt.app.gate import EXPIRY_S, MAX_STORAGE_BYTES, has_room
 from selfadapt.data.reading import read_image_size, read_label, read_picture
 from selfadapt.data.tables import CITYSCAPES
 from selfadapt.models.weights import read_weights
+from selfadapt.predict.table import append_to_table
 from selfadapt.progress import ProgressBar
 from selfadapt.report.page import PICTURE_KEYS, _is_valid_entry
 
@@ -49,6 +51,16 @@ def test_a_settings_file_cannot_set_trust(text: str, said: str, here: Path, caps
     assert not (here / "ran").exists()
 
 
+@pytest.mark.parametrize("text", ["[" * 3000, "classes: " + "[" * 3000 + "]" * 3000])
+def test_a_settings_file_that_is_nested_too_deeply_is_refused(
+    text: str, here: Path, capsys: Any
+) -> None:
+    (here / "c.yaml").write_text(text)
+    assert run_cli("predict", "x.png", "--config", "c.yaml", "-o", "out") == 2
+    said = capsys.readouterr().err
+    assert "a settings file must be YAML, but c.yaml is nested too deeply" in said
+
+
 @pytest.mark.parametrize("flag", ["--config={}", "--config {}"])
 def test_inline_settings_are_refused(flag: str, here: Path, capsys: Any) -> None:
     words = flag.format("{model: 'evil:net', trust: true}").split(" ", 1)
@@ -72,6 +84,63 @@ def test_a_record_removes_nothing_outside_of_its_folder(
     assert run_cli(*words, *flags) == (0 if flags else 2)
     assert "Traceback" not in capsys.readouterr().err
     assert (here / "victim_label.png").read_text() == "precious"
+
+
+PREDICT = ("predict", "x.png", "--model", "streets", "--method", "source", "--outputs", "label")
+
+
+@pytest.mark.parametrize(
+    "name", [".predict", ".predict/rows", ".predict/frames", ".predict/.names"]
+)
+def test_a_link_in_a_folder_of_predictions_is_refused(name: str, here: Path, capsys: Any) -> None:
+    assert run_cli(*PREDICT, "-o", "out") == 0
+    link, elsewhere = here / "out" / name, here / "elsewhere"
+    if link.exists():
+        link.rename(elsewhere)
+    else:
+        (elsewhere / "x").mkdir(parents=True)
+        (elsewhere / "x" / "precious").touch()
+    link.symlink_to(elsewhere)
+    before = files_of(elsewhere)
+    for flags in (["--overwrite"], ["--shard", "1/2"]):
+        assert run_cli(*PREDICT, "-o", "out", *flags) == 2
+        said = capsys.readouterr().err
+        assert f"out/{name} must be of the run, but it is a link; remove it" in said
+    assert files_of(elsewhere) == before
+
+
+def test_overwriting_predictions_removes_nothing_through_a_link(here: Path) -> None:
+    assert run_cli(*PREDICT, "-o", "out") == 0
+    path = here / "out" / ".predict" / "record.json"
+    record = json.loads(path.read_text())
+    names = {str(here / "y.png"): "a/victim", str(here / "y.mp4"): "a/film"}
+    path.write_text(json.dumps(record | {"names": record["names"] | names}))
+    (here / "elsewhere" / "film_label").mkdir(parents=True)
+    for name in ("victim_label.png", "film_label/000000.png", ".victim_label.png.0123abcd.part"):
+        (here / "elsewhere" / name).touch()
+    (here / "out" / "a").symlink_to(here / "elsewhere")
+    before = files_of(here / "elsewhere")
+    assert run_cli(*PREDICT, "-o", "out") == 0
+    assert run_cli(*PREDICT, "-o", "out", "--overwrite") == 0
+    assert files_of(here / "elsewhere") == before
+
+
+def test_a_table_that_is_a_link_is_replaced(here: Path) -> None:
+    assert run_cli(*PREDICT, "-o", "out", "--shard", "2/2") == 0
+    table = here / "out" / "predictions.csv"
+    table.rename(here / "precious.csv")
+    table.symlink_to(here / "precious.csv")
+    before = (here / "precious.csv").read_text()
+    assert run_cli(*PREDICT, "-o", "out", "--shard", "1/2") == 0
+    assert (here / "precious.csv").read_text() == before
+    assert not table.is_symlink()
+    assert str(here / "x.png") in table.read_text()
+
+
+def test_nothing_is_appended_through_a_link(here: Path) -> None:
+    (here / "t.csv").symlink_to(here / "x.png")
+    with pytest.raises(OSError, match=r"t\.csv cannot be written to \(it is a link; remove it\)"):
+        append_to_table(here / "t.csv", {"file": "x"}, {"x": "x"}, ())
 
 
 def test_images_of_datasets_start_no_other_program(

@@ -129,6 +129,8 @@ def check_settings(path: Path, kind: str) -> None:
         content = yaml.load(path.read_text(), _UniqueKeyLoader)  # a SafeLoader
     except UnicodeDecodeError as error:
         raise ValueError(f"{kind} must be a YAML file, but {path} is not text") from error
+    except RecursionError as error:
+        raise ValueError(f"{kind} must be YAML, but {path} is nested too deeply") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""

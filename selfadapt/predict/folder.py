@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from selfadapt.files import close_after_fork, lock, release_lock
+from selfadapt.files import close_after_fork, holds, lock, open_own, release_lock, replaced_path
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import CLASSES, LEGEND, OUTPUTS, output_paths
 from selfadapt.runs import WHOLE, RunStore, Shard
@@ -135,7 +135,7 @@ class PredictFolder(RunStore):
 
     def _reserve_names(self, identity: Mapping[str, Any], inputs: Sequence[Input]) -> None:
         """Reserve names for files without one, as other shares may do at the same time."""
-        file = os.open(self.work / ".names", os.O_RDWR | os.O_CREAT, 0o666)
+        file = open_own(self.work / ".names", os.O_RDWR | os.O_CREAT)
         close_after_fork(file)
         try:
             while not lock(file):
@@ -184,7 +184,8 @@ class PredictFolder(RunStore):
 
     def _clear(self) -> None:
         for path in self.outputs():
-            _remove(path)
+            if holds(self.path, path):
+                _remove(path)
         for folder in ("rows", "frames"):
             shutil.rmtree(self.work / folder, ignore_errors=True)
 
@@ -197,7 +198,8 @@ class PredictFolder(RunStore):
         parts = [part for folder in folders for part in folder.glob(".*.part")]
         outputs = set(self.outputs()) if parts else set()
         for part in parts:
-            if {part.with_name(part.name[1:].rsplit(".", 2)[0]), part.parent} & outputs:
+            path = replaced_path(part)
+            if path and {path, path.parent} & outputs and holds(self.path, path):
                 part.unlink(missing_ok=True)
 
 

@@ -1,7 +1,6 @@
 """Segmentation of a video: its frames as units to segment, and the videos made of them."""
 
 import shutil
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import torch
 from PIL import Image as PILImage
 
-from selfadapt.files import make_folder
+from selfadapt.files import holds, make_folder
 from selfadapt.images import Image, label_image
 from selfadapt.journal import Journal, Row
 from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
@@ -61,7 +60,7 @@ class VideoWork:
         rows = self._rows()
         good = [row for row in rows if "error" not in row]
         video_error = None
-        row: Row = {**self.key._asdict(), "at": time.time(), "frames": self.info.num_frames}
+        row: Row = {**self.key._asdict(), "frames": self.info.num_frames}
         if good:
             names = predicted_names(classes, len(good[0]["shares"]))
             paths = {k: path for k, path in self.folder.paths(self.item).items() if k != "label"}
@@ -91,7 +90,8 @@ class VideoWork:
 
     def clear(self) -> None:
         """Remove masks that were kept only to write the videos."""
-        shutil.rmtree(self._work, ignore_errors=True)
+        if holds(self.folder.path, self._work):
+            shutil.rmtree(self._work, ignore_errors=True)
         if (
             self._labels is not None
             and not self.info.num_frames
@@ -99,7 +99,8 @@ class VideoWork:
         ):
             self._labels.rmdir()
         for path in self._labels.glob("*.png") if self._labels else ():
-            if path.stem.isdigit() and int(path.stem) >= self.info.num_frames:
+            is_surplus = path.stem.isdigit() and int(path.stem) >= self.info.num_frames
+            if is_surplus and holds(self.folder.path, path):
                 path.unlink()  # of an earlier, longer video of this name
 
     def _frame(self, number: int) -> FileKey:

@@ -75,7 +75,9 @@ class PredictRun:
         self.folder, self.journal, self.method = folder, journal, method
         self.classes, self.inputs, self.show = classes, inputs, show
         self._earlier = latest_rows(journal)
-        stamps = current_stamps(inputs, journal)
+        rows = sorted(journal.rows(lambda key: True).values(), key=lambda row: row["at"])
+        stamps = current_stamps(inputs, rows)
+        self._last = {row["file"]: row["at"] for row in rows}
         self._order = {file: index for index, file in enumerate(folder.names)}
         self._keys = {item.file: FileKey(item.file, stamps[item.file], None) for item in inputs}
         self._videos: dict[str, VideoWork] = {}
@@ -181,13 +183,18 @@ class PredictRun:
 
     def _record(self, key: FileKey, outcome: UnitOutcome) -> None:
         """Write the row of an image or a frame."""
-        row = row_of(key, outcome)
         with self._lock:
-            if key.frame is None:
-                self._add_to_table(row)
-            self.journal.write(row)
+            self._write(row_of(key, outcome))
             self._done += 1
             self.show(self._done, max(self._total, self._done), "")
+
+    def _write(self, row: Row) -> None:
+        """Write a row with its time, after that of all rows of its file: clocks may be wrong."""
+        file = row["file"]
+        row["at"] = self._last[file] = max(time.time(), self._last.get(file, 0) + 0.001)
+        if row["frame"] is None:
+            self._add_to_table(row)
+        self.journal.write(row)
 
     def _begin_table(self, left: set[str]) -> None:
         """Write the table of the files done so far; rows of the others are appended to it."""
@@ -197,7 +204,8 @@ class PredictRun:
             self._columns = predicted_names(self.classes, number)
         elif len(self.classes or ()) > 1:
             self._columns = tuple(self.classes or ())
-        if self.folder.shard.total == 1 or not (self.folder.path / TABLE).exists():
+        table = self.folder.path / TABLE
+        if self.folder.shard.total == 1 or not table.is_file() or table.is_symlink():
             self._write_table({file: row for file, row in rows.items() if file not in left})
 
     def _add_to_table(self, row: Row) -> None:
@@ -217,9 +225,7 @@ class PredictRun:
         for file, work in list(self._videos.items()):
             if work.is_ready():
                 self.show(self._done, self._total, f"writing the video {work.item.path.name}")
-                row = work.finish(self.classes)
-                self._add_to_table(row)
-                self.journal.write(row)
+                self._write(work.finish(self.classes))
                 work.clear()
                 del self._videos[file]
 
@@ -258,7 +264,7 @@ class PredictRun:
 
 def row_of(key: FileKey, outcome: UnitOutcome) -> Row:
     """Return the row of an image or a frame."""
-    row: Row = {**key._asdict(), "at": time.time()}
+    row: Row = key._asdict()
     if isinstance(outcome, Exception):
         return {**row, "error": str(outcome)}
     return {
@@ -277,15 +283,18 @@ def latest_rows(journal: Journal[FileKey]) -> dict[str, Row]:
     return {row["file"]: row for row in sorted(rows.values(), key=lambda row: row["at"])}
 
 
-def current_stamps(inputs: Sequence[Input], journal: Journal[FileKey]) -> dict[str, str]:
+def current_stamps(inputs: Sequence[Input], rows: Sequence[Row]) -> dict[str, str]:
     """Return the stamp of each file with which the journal has to know its current content.
 
     If a file was replaced by another one and then restored, its stamp gets a number: its outputs
     of before have been overwritten since.
+
+    Args:
+        inputs: The files.
+        rows: All rows of the journal, in order of time.
     """
-    rows = journal.rows(lambda key: True).values()
     history: dict[str, list[str]] = {}
-    for row in sorted(rows, key=lambda row: row["at"]):
+    for row in rows:
         stamps = history.setdefault(row["file"], [])
         if row["stamp"] not in stamps[-1:]:
             stamps.append(row["stamp"])

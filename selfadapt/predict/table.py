@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfadapt.files import atomic_write
+from selfadapt.files import atomic_write, csv_cell, open_own
 from selfadapt.journal import Row
 
 COLUMNS = (
     "file", "output", "status", "reason", "frames", "width", "height", "ms", "notes",
 )  # fmt: skip
-FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
-"""Prefixes of cells that spreadsheets run as formulas; such texts get a leading '."""
 
 
 def write_table(
@@ -41,7 +39,7 @@ def append_to_table(path: Path, row: Row, names: Mapping[str, str], classes: Seq
     """Append a row to a table; several processes may do so at the same time."""
     line = _line(_cells(row, names, classes)).encode(errors="surrogateescape")
     try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        file = open_own(path, os.O_WRONLY | os.O_APPEND)
     except FileNotFoundError:  # removed by someone; it is written again at the end
         return
     try:
@@ -52,12 +50,7 @@ def append_to_table(path: Path, row: Row, names: Mapping[str, str], classes: Seq
 
 def _line(cells: Sequence[Any]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(
-        [
-            f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_PREFIXES) else cell
-            for cell in cells
-        ]
-    )
+    csv.writer(text, lineterminator="\n").writerow(map(csv_cell, cells))
     return text.getvalue()
 
 

@@ -7,14 +7,17 @@ tables/       sums over the rows, as CSV files
 pictures/     images before and after adaptation
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 
+from selfadapt.files import holds
 from selfadapt.journal import Row, drop_rows, iter_rows
 from selfadapt.models.spec import fingerprint
 from selfadapt.protocol.domains import Domain
@@ -72,13 +75,37 @@ class EvaluationFolder(RunStore):
         """Remove rows of failed images and of changed files, and pictures, which may show them."""
         has_changed = _change_test(domains)
         drop_rows(self.rows, lambda row: "error" in row or has_changed(row))
-        for path in (self.path / "pictures").glob("*.png"):
+        for path in drawn_pictures(self.path):
             path.unlink()
+
+    def outputs(self) -> Iterator[Path]:
+        """Yield the existing files of the run except for the record; of pictures, those drawn."""
+        others = set((self.path / "pictures").glob("*.png")) - drawn_pictures(self.path)
+        yield from (path for path in super().outputs() if path not in others)
 
     def write_choices(self, choices: Mapping[str, Choice]) -> None:
         """Write the settings that were tried and chosen."""
         content = {label: asdict(choice) for label, choice in choices.items()}
         self.write_json(self.path / "chosen.json", content)
+
+
+def is_picture_name(name: object) -> TypeGuard[str]:
+    """Return True if the index of pictures may contain this name of a file."""
+    return isinstance(name, str) and re.fullmatch(r"[\w.-]+\.png", name) is not None
+
+
+def drawn_pictures(folder: Path) -> set[Path]:
+    """Return the existing pictures that the index of an evaluation lists."""
+    index = folder / "pictures" / "index.json"
+    try:
+        entries = json.loads(index.read_text())
+    except (OSError, ValueError, RecursionError):
+        return set()
+    if not isinstance(entries, list):
+        return set()
+    names = [entry.get("file") for entry in entries if isinstance(entry, dict)]
+    paths = {index.parent / name for name in names if is_picture_name(name)}
+    return {path for path in paths if path.is_file() and holds(folder, path)}
 
 
 def _change_test(domains: Sequence[Domain]) -> Callable[[Row], bool]:

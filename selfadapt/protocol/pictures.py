@@ -15,6 +15,7 @@ from selfadapt.data import Sample
 from selfadapt.files import atomic_write, file_name, make_folder
 from selfadapt.images import colored
 from selfadapt.labels import class_colors
+from selfadapt.protocol.folder import drawn_pictures
 from selfadapt.protocol.results import Results
 from selfadapt.pseudo import IGNORE
 
@@ -49,6 +50,7 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
     reference = results.reference(label)
     assert reference is not None
     make_folder(folder / "pictures")
+    earlier = drawn_pictures(folder)
     drawn = []
     for domain in run.domains:
         numbers = {name: number for number, name in enumerate(domain.names)}
@@ -61,7 +63,7 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
             name = f"{stem}-{crc32(content.encode()):08x}.png"
             drawn.append(ExamplePicture(name, domain.label, image, kind, label, changes[image]))
             path = folder / "pictures" / name
-            if path.exists():
+            if path in earlier:
                 continue
             loaded = run.load(domain, numbers[image])
             maps = [
@@ -72,10 +74,8 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
                 _panel(loaded.sample, maps, results).save(temporary, format="PNG", optimize=True)
     with atomic_write(folder / "pictures" / "index.json") as temporary:
         temporary.write_text(json.dumps([picture._asdict() for picture in drawn], indent=1) + "\n")
-    current = {picture.file for picture in drawn}
-    for path in (folder / "pictures").glob("*.png"):  # of settings chosen earlier
-        if path.name not in current:
-            path.unlink()
+    for path in earlier - {folder / "pictures" / picture.file for picture in drawn}:
+        path.unlink()  # of settings chosen earlier
 
 
 def shown_method(results: Results) -> str | None:

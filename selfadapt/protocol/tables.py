@@ -10,7 +10,7 @@ from statistics import mean, median
 
 import torch
 
-from selfadapt.files import atomic_write, make_folder
+from selfadapt.files import atomic_write, csv_cell, make_folder
 from selfadapt.metrics import class_ece, ece, iou, pixel_accuracy
 from selfadapt.protocol.results import DomainScores, Results
 from selfadapt.protocol.statistics import bootstrap, change, interval, middle_95, worse
@@ -189,4 +189,4 @@ def _swept(results: Results) -> Iterator[tuple[str, str, DomainScores]]:
 def _text(value: object) -> object:
     if isinstance(value, float):
         return "" if value != value else f"{value:.6f}"
-    return value
+    return csv_cell(value)

@@ -3,11 +3,16 @@
 import csv
 import html
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from selfadapt.files import csv_cell
+
 Cell = str | float | None
+NUMBER_TEXT = re.compile(r"-|[-+]\d+\.\d+( \[[-+\d., ]+\])?")
+"""A number as text: none, or a change with its interval."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,9 @@ def to_csv(grid: Grid) -> str:
     """Return CSV with full precision."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(grid.columns)
+    writer.writerow(map(csv_cell, grid.columns))
     for row in grid.rows:
-        writer.writerow("" if value is None or value != value else value for value in row)
+        writer.writerow(map(_csv_cell, row))
     return file.getvalue()
 
 
@@ -85,6 +90,13 @@ def to_html(grid: Grid) -> str:
             cells += f"<td>{f'<b>{shown}</b>' if best else shown}</td>"
         body += f"<tr>{cells}</tr>\n"
     return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
+
+
+def _csv_cell(value: Cell) -> object:
+    if value is None or value != value:
+        return ""
+    is_number = isinstance(value, str) and NUMBER_TEXT.fullmatch(value)
+    return value if is_number else csv_cell(value)
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -3,14 +3,23 @@
 import base64
 import html
 import io
+import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfadapt.files import file_name, make_folder, remove_partial_files
-from selfadapt.protocol.folder import read_record
+from selfadapt.files import (
+    atomic_write,
+    file_name,
+    holds,
+    make_folder,
+    remove_partial_files,
+    temporary_path,
+)
+from selfadapt.protocol.folder import is_picture_name, read_record
 from selfadapt.protocol.results import read_results
 from selfadapt.report.context import ReportContext, ReportItem, Section
 from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
@@ -18,6 +27,9 @@ from selfadapt.report.sections import SECTIONS
 from selfadapt.runs.store import read_json
 
 PICTURE_KEYS = {"file", "domain", "image", "kind", "method", "change"}
+PARTS = ("tables", "figures")
+FILES = ".report.json"
+"""The files that a report has written, of which the next one removes those that it replaces."""
 FORMATS: dict[str, Callable[[Grid], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
 
 
@@ -37,7 +49,7 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
     if (folder / "record.json").exists():
         raise ValueError(f"{folder} holds an evaluation or another run; give another folder")
     interrupted = any(folder.glob(".report.*.part"))  # left by a killed process
-    for present in (page, *(() if interrupted else (folder / "tables", folder / "figures"))):
+    for present in (page, *(() if interrupted else (folder / part for part in PARTS))):
         if present.exists() and not overwrite:
             raise FileExistsError(
                 f"{present} would be replaced; choose another folder or --overwrite"
@@ -62,13 +74,16 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
 def _replace_report(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write all files to a temporary folder, then move them over those of the previous report."""
     make_folder(folder)
-    temporary = folder / f".report.{os.getpid()}.part"
+    temporary = temporary_path(folder / "report")
+    previous = _written_files(folder)
     try:
+        temporary.mkdir()
         for name, content in files.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             with (temporary / name).open("wb") as file:
                 file.write(content)
                 os.fsync(file.fileno())
+        _list_files(folder, {*previous, *files})  # so that all are known if it is killed
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if not isinstance(error, OSError):
@@ -77,17 +92,34 @@ def _replace_report(folder: Path, files: Mapping[str, bytes]) -> None:
             f"the report could not be written to {folder} ({error.strerror or error}); nothing "
             "was changed"
         ) from error
-    previous = []
-    for part, suffixes in (("tables", FORMATS), ("figures", ("png", "pdf"))):
+    for part in PARTS:
         make_folder(folder / part)
-        if (folder / "report.html").exists():
-            previous += [p for p in (folder / part).iterdir() if p.suffix[1:] in suffixes]
     for name in files:  # the page comes last
         (temporary / name).replace(folder / name)
-    for path in set(previous) - {folder / name for name in files}:
-        path.unlink()
+    for name in previous - files.keys():
+        (folder / name).unlink(missing_ok=True)
+    _list_files(folder, files)
     shutil.rmtree(temporary)
-    remove_partial_files(folder, "report")
+    remove_partial_files(folder, "report", FILES)
+
+
+def _list_files(folder: Path, names: Iterable[str]) -> None:
+    with atomic_write(folder / FILES) as temporary:
+        temporary.write_text(json.dumps(sorted(names), indent=1) + "\n")
+
+
+def _written_files(folder: Path) -> set[str]:
+    """Return the tables and figures that earlier reports have listed; nothing outside of them."""
+    try:
+        names = json.loads((folder / FILES).read_text())
+    except (OSError, ValueError, RecursionError):  # of a version that wrote no list
+        return set()
+    return {
+        name
+        for name in (names if isinstance(names, list) else ())
+        if isinstance(name, str) and re.fullmatch(rf"({'|'.join(PARTS)})/[\w.-]+", name)
+        and holds(folder, folder / name) and not (folder / name).is_dir()
+    }  # fmt: skip
 
 
 def _read_pictures(run: Path) -> list[dict[str, Any]]:
@@ -107,8 +139,7 @@ def _is_valid_entry(picture: Any) -> bool:
     """Return True if an entry of the index is complete and names a file of its folder."""
     if not isinstance(picture, dict) or not picture.keys() >= PICTURE_KEYS:
         return False
-    file = picture["file"]
-    return isinstance(file, str) and Path(file).name == file and file.endswith(".png")
+    return is_picture_name(picture["file"])
 
 
 def _set_file_names(sections: Sequence[Section]) -> None:

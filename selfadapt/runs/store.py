@@ -15,7 +15,7 @@ works between ``open`` and ``close``. Guarantees:
 - Resume. Files other than rows are written atomically with ``files.atomic_write``. So existing
   files are complete, and no other state is needed.
 - Overwrite. ``open(overwrite=True)`` removes the files of ``outputs``, and no others, once no other
-  process works on the run. The record is replaced last.
+  process works on the run. The record is replaced last. Nothing is removed through a link.
 - Temporary files. Those that killed processes have left are removed by the next process that is
   alone in the folder.
 - Shares. ``Shard(i, n)`` is the i-th of n shares of a run. Together they give the same result as
@@ -40,8 +40,10 @@ from typing import Any, ClassVar, Self, TypeVar
 from selfadapt.files import (
     atomic_write,
     close_after_fork,
+    holds,
     lock,
     make_folder,
+    open_own,
     release_lock,
     remove_partial_files,
 )
@@ -127,6 +129,7 @@ class RunStore:
 
     def check(self, identity: Mapping[str, Any], *, overwrite: bool = False) -> bool:
         """Return True if there is a run to continue; raise an error if it is a different one."""
+        self._refuse_links()
         is_empty = not self.work.is_dir() or all(p.name[0] == "." for p in self.work.iterdir())
         if not (self.work / RECORD).exists():  # checked last: another share may be writing it
             if not is_empty:
@@ -243,10 +246,7 @@ class RunStore:
 
     def _enter(self) -> None:
         """Lock the run, if it is one share of several with a shared lock once there is a record."""
-        try:
-            file = os.open(self.work / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise OSError(f"{self.path} cannot be written to ({error.strerror})") from error
+        file = open_own(self.work / LOCK, os.O_RDWR | os.O_CREAT)
         close_after_fork(file)
         self._lock = file
         if self.shard.total == 1:
@@ -268,8 +268,15 @@ class RunStore:
                 )
             time.sleep(0.1)
 
+    def _refuse_links(self) -> None:
+        """Refuse folders of ours that are links: files of others would be changed there."""
+        is_own = self.work != self.path
+        for path in (self.work, *self.work.glob("*")) if is_own else (self.rows,):
+            if path.is_symlink():
+                raise ValueError(f"{path} must be of the run, but it is a link; remove it")
+
     def _clear(self) -> None:
-        paths = list(self.outputs())
+        paths = [path for path in self.outputs() if holds(self.path, path)]
         for path in paths:
             path.unlink()
         for folder in {path.parent for path in paths} - {self.path}:
