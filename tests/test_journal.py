@@ -997,9 +997,11 @@ def test_pictures_of_others_are_kept_and_not_taken_for_drawn_ones(
     before = files_of(run / "pictures")
     mine = run / "pictures/mine.png"
     mine.write_text("precious")
+    (run / "tables/mine.csv").write_text("precious")
     for how in ({}, {"retry": True}, {"overwrite": True}):
         evaluated(content, run, **how)
         assert files_of(run / "pictures") == before | {"mine.png": b"precious"}
+    assert (run / "tables/mine.csv").read_text() == "precious"
     (run / "pictures/index.json").unlink()
     drawn = sorted(name for name in before if name.endswith(".png"))[0]
     (run / "pictures" / drawn).write_text("of an earlier run")

@@ -26,6 +26,9 @@ from selfadapt.protocol.tune import Choice
 from selfadapt.runs import RunStore
 from selfadapt.version import __version__
 
+TABLES = ("domains", "classes", "images", "sweeps", "tuning", "failed", "times")
+"""Names of the CSV files in ``tables``."""
+
 
 class EvaluationFolder(RunStore):
     """Output folder of an evaluation."""
@@ -33,7 +36,8 @@ class EvaluationFolder(RunStore):
     NAME: ClassVar[str] = "an evaluation"
     FORMAT: ClassVar[str] = "selfadapt evaluation 2"
     OUTPUTS: ClassVar[tuple[str, ...]] = (
-        "rows/*.jsonl", "chosen.json", "tables/*.csv", "pictures/*.png", "pictures/index.json",
+        "rows/*.jsonl", "chosen.json", *(f"tables/{name}.csv" for name in TABLES),
+        "pictures/*.png", "pictures/index.json",
     )  # fmt: skip
 
     def start(

@@ -12,6 +12,7 @@ import torch
 
 from selfadapt.files import atomic_write, csv_cell, make_folder
 from selfadapt.metrics import class_ece, ece, iou, pixel_accuracy
+from selfadapt.protocol.folder import TABLES
 from selfadapt.protocol.results import DomainScores, Results
 from selfadapt.protocol.statistics import bootstrap, change, interval, middle_95, worse
 
@@ -27,16 +28,12 @@ class CsvTable:
 def write_tables(folder: Path, results: Results) -> None:
     """Write all tables of a run to its folder ``tables``."""
     make_folder(folder / "tables")
-    tables = {
-        "domains": domains_table(results),
-        "classes": classes_table(results),
-        "images": images_table(results),
-        "sweeps": sweeps_table(results),
-        "tuning": tuning_table(results),
-        "failed": failed_table(results),
-        "times": times_table(results),
-    }
-    for name, table in tables.items():
+    make_tables = (
+        domains_table, classes_table, images_table, sweeps_table, tuning_table, failed_table,
+        times_table,
+    )  # fmt: skip
+    for name, make_table in zip(TABLES, make_tables, strict=True):
+        table = make_table(results)
         with (
             atomic_write(folder / "tables" / f"{name}.csv") as temporary,
             temporary.open("w", newline="") as file,
