@@ -170,7 +170,8 @@ def _check_tiles(picture: TiffImageFile, limits: Limits) -> None:
         raise ValueError(DAMAGED)
     # Tiles at the edges are as large as the others.
     decoded = -(-width // columns) * columns * -(-height // rows) * rows
-    covered = sum((right - left) * (low - top) for _, (left, top, right, low), *_ in pieces)
+    boxes = [piece.extents or (0, 0, width, height) for piece in pieces]
+    covered = sum((right - left) * (low - top) for left, top, right, low in boxes)
     if (
         decoded > 2 * limits.megapixels * 1e6
         or covered > len(picture.getbands()) * width * height
