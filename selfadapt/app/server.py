@@ -6,6 +6,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
@@ -14,7 +15,7 @@ import gradio as gr
 import uvicorn
 from fastapi import FastAPI
 
-from selfadapt.app.gate import Gate
+from selfadapt.app.gate import TICKET, Event, Gate, Ticket
 from selfadapt.app.networks import Network, Networks
 from selfadapt.app.page import Page
 from selfadapt.app.run import StopSignals
@@ -61,11 +62,24 @@ def application(
         # Until it is marked as launched, Gradio serves any file of the machine.
         blocks.has_launched = blocks.is_running = True
         events = {
-            number: len(event.inputs)
+            number: Event(str(event.api_name), len(event.inputs))
             for number, event in blocks.fns.items()
             if event.fn is not None
         }
-        yield Gate(app, events, limits.num_bytes, Path(name), local=local)
+        yield Gate(
+            app, events, partial(_pending, blocks), limits.num_bytes, Path(name), local=local
+        )
+
+
+def _pending(blocks: gr.Blocks) -> tuple[set[Ticket], set[Ticket]]:
+    """Return the tickets of the waiting and of the running events."""
+    queue = blocks._queue
+    waiting = [
+        event for part in queue.event_queue_per_concurrency_id.values() for event in part.queue
+    ]
+    running = [event for job in queue.active_jobs for event in job or ()]
+    tickets = [{event.request.scope[TICKET] for event in events} for events in (waiting, running)]
+    return tickets[0], tickets[1]
 
 
 def _theme() -> gr.themes.Base:
