@@ -476,3 +476,17 @@ def test_pages_from_elsewhere_may_read_nothing_of_a_server_for_others() -> None:
         for origin in ("http://evil.example", "null", "http://localhost:1"):
             answer = httpx.get(f"{running.address}/config", headers={"origin": origin})
             assert "access-control-allow-origin" not in answer.headers
+
+
+def test_silent_connections_are_closed_and_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfadapt.app.server.REQUEST_S", 1)
+    monkeypatch.setattr("selfadapt.app.server.MAX_CONNECTIONS", 4)
+    with served() as running:
+        host, _, port = running.address.removeprefix("http://").partition(":")
+        silent = [socket.create_connection((host, int(port)), timeout=10) for _ in range(4)]
+        silent[0].sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert httpx.get(running.address).status_code == 503
+        assert [connection.recv(1) for connection in silent] == [b""] * 4
+        assert httpx.get(running.address).status_code == 200
+        for connection in silent:
+            connection.close()
