@@ -224,7 +224,8 @@ class Gate:
         length = _header(scope, b"content-length")
         if length.isdecimal() and int(length) > self._max_upload:
             raise Refused(413, TOO_LARGE)
-        self._check_room(visitor)
+        self._check_room()
+        self._check_share(visitor, self._uploading.count(visitor.cookie) + 1)
         self._remember(visitor)
         self._uploading.append(visitor.cookie)
         try:
@@ -238,24 +239,25 @@ class Gate:
                     finally:
                         # Files that were uploaded are moved to folders of their own.
                         for left in self._folder.glob("tmp*"):
-                            left.unlink()
+                            left.unlink(missing_ok=True)
         finally:
             self._uploading.remove(visitor.cookie)
         for message in answer:
             await send(message)
 
-    def _check_room(self, visitor: Visitor) -> None:
+    def _check_room(self) -> None:
         """Raise Refused unless there is room for one more upload of the maximum size."""
         num_bytes, count = stored(self._folder)
+        num_bytes += (len(self._uploading) + 1) * self._max_upload
+        if num_bytes > self._max_stored or count >= MAX_FILES:
+            raise Refused(507, "no space left for files; try again later")
+
+    def _check_share(self, visitor: Visitor, num_uploads: int) -> None:
+        """Raise Refused if a visitor has too many files, with uploads of the maximum size."""
         sizes = {path: Path(path).stat().st_size for path in visitor.files if Path(path).is_file()}
         visitor.files = {*sizes}
-        uploads, own = len(self._uploading) + 1, self._uploading.count(visitor.cookie) + 1
-        if num_bytes + uploads * self._max_upload > self._max_stored or count >= MAX_FILES:
-            raise Refused(507, "no space left for files; try again later")
-        if (
-            sum(sizes.values()) + own * self._max_upload > self._max_stored // SHARE
-            or len(sizes) >= MAX_FILES // SHARE
-        ):
+        num_bytes = sum(sizes.values()) + num_uploads * self._max_upload
+        if num_bytes > self._max_stored // SHARE or len(sizes) >= MAX_FILES // SHARE:
             raise Refused(507, "you have too many files here; try again in an hour")
 
     async def _join(
@@ -272,6 +274,8 @@ class Gate:
             raise Refused(403, "this session belongs to another visitor")
         receive = self._replay_json(request, receive, visitor)
         ticket = scope[TICKET] = self._ticket(request["fn_index"], visitor)
+        if ticket.kind != "stop":
+            self._check_share(visitor, self._uploading.count(visitor.cookie))
         self._remember(visitor)
         visitor.sessions[session] = None
         while len(visitor.sessions) > MAX_SESSIONS:
