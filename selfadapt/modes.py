@@ -47,16 +47,22 @@ def check_mode(mode: str, max_pixels: int | None) -> None:
         raise ValueError(f"max_pixels must be a positive whole number, got {max_pixels!r}")
 
 
+def size_within(size: Size, max_pixels: int) -> Size:
+    """Return height and width scaled down to at most ``max_pixels`` pixels."""
+    shrink = sqrt(max_pixels / (size[0] * size[1]))
+    if shrink >= 1:
+        return size
+    short, long = sorted(size)
+    short = max(1, int(short * shrink))
+    long = min(int(long * shrink), max_pixels // short)  # a side of one pixel cannot shrink
+    return (short, long) if size[0] <= size[1] else (long, short)
+
+
 def within_budget(image: Tensor, mode: ModeName, max_pixels: int) -> Tensor:
     """Return an image ``(C, H, W)`` of at most ``max_pixels`` pixels, resized as the mode does."""
-    height, width = size_of(image)
-    shrink = sqrt(max_pixels / (height * width))
-    if shrink >= 1:
+    if (small := size_within(size_of(image), max_pixels)) == size_of(image):
         return image
     if (size := MODES[mode].size) is not None:
         return pil_resize(image, size)
-    short, long = sorted((height, width))
-    short = max(1, int(short * shrink))
-    long = min(int(long * shrink), max_pixels // short)  # a side of one pixel cannot shrink
-    resized = resize(image, (short, long) if height <= width else (long, short))
+    resized = resize(image, small)
     return resized.clamp_(image.min(), image.max())  # sums of weights overshoot by rounding

@@ -16,7 +16,7 @@ from torch import Tensor
 from conftest import TinyNet, seeded
 from selfadapt.app.networks import Network
 from selfadapt.app.run import StopSignals
-from selfadapt.app.server import application, bind_socket
+from selfadapt.app.server import application, bind_socket, server_config
 from selfadapt.app.uploads import Limits
 
 LIMITS = Limits(megabytes=0.05, megapixels=0.02, max_pixels=64 * 96)
@@ -80,8 +80,7 @@ def served(limits: Limits = LIMITS, *, local: bool = True) -> Iterator[Served]:
         bind_socket("127.0.0.1", 0) as listening,
         application(networks, limits, StopSignals(), local=local) as app,
     ):
-        config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(server_config(app, log_level="critical"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:

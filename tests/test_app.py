@@ -130,6 +130,92 @@ def test_a_bomb_is_refused_before_it_is_decoded(
         read_upload(path, LIMITS)
 
 
+def jpeg_of_scans(number: int) -> bytes:
+    """Return a JPEG with a thumbnail of scans of its own, whose last scan is repeated."""
+    file = io.BytesIO()
+    to_pil(random_image(32, 48)).save(file, "JPEG", progressive=True)
+    content = file.getvalue()
+    last = content[content.rfind(b"\xff\xda") : -2]
+    thumbnail = b"\xff\xd8" + b"\xff\xda" * 200
+    segment = b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail
+    repeated = last * (number - content.count(b"\xff\xda"))
+    return content[:2] + segment + content[2:-2] + repeated + content[-2:]
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    path = tmp_path / "street.jpg"
+    for content in (jpeg_of_scans(100), jpeg_of_scans(100) + b"\xff\xda" * 200):
+        path.write_bytes(content)
+        assert read_upload(path, LIMITS).size == (32, 48)
+    path.write_bytes(jpeg_of_scans(101))
+    with pytest.raises(ValueError, match="this JPEG has 101 scans, it may have 100"):
+        read_upload(path, LIMITS)
+    path.write_bytes(b"\xff\xd8" + b"\xff\xe0\0\2" * 10_000)
+    with pytest.raises(ValueError, match="cut off or damaged"):
+        read_upload(path, LIMITS)
+
+
+def tiff(width: int, height: int, tags: dict[int, int], offsets: int, number: int = 1) -> bytes:
+    """Return a black TIFF whose tiles or strips are all the same bytes."""
+    data = zlib.compress(bytes(64 * 64)) if tags[259] == 8 else bytes(64 * 64)
+    data += bytes(len(data) % 2)
+    pointers = struct.pack("<I", 8) * number + struct.pack("<I", len(data)) * number
+    start = 8 + len(data)
+    values = {256: width, 257: height, 258: 8, 262: 1, 277: 1} | tags
+    entries = [(tag, 1, value) for tag, value in values.items()]
+    lengths = {273: 279, 324: 325}[offsets]
+    entries += [
+        (offsets, number, start if number > 1 else 8),
+        (lengths, number, start + 4 * number if number > 1 else len(data)),
+    ]
+    directory = b"".join(struct.pack("<HHII", tag, 4, n, v) for tag, n, v in sorted(entries))
+    header = b"II*\0" + struct.pack("<I", start + len(pointers))
+    return header + data + pointers + struct.pack("<H", len(entries)) + directory + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("tags", "offsets", "number"),
+    [
+        ({259: 8, 322: 32768, 323: 32768}, 324, 1),  # one huge tile
+        ({259: 8, 322: 16, 323: 2**22}, 324, 3),  # several
+        ({259: 1, 278: 31}, 273, 500),  # strips over the same pixels
+        ({259: 1, 322: 1, 323: 1}, 324, 32 * 48 + 1),
+    ],
+)
+def test_a_tiff_with_more_pixels_in_its_tiles_is_refused(
+    tags: dict[int, int], offsets: int, number: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "street.tif"
+    path.write_bytes(tiff(48, 32, tags, offsets, number))
+    with pytest.raises(ValueError, match="the tiles of this TIFF have many more pixels"):
+        read_upload(path, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("tags", "offsets"),
+    [({259: 8, 322: 64, 323: 64}, 324), ({259: 8}, 273), ({259: 1, 278: 2**32 - 1}, 273)],
+)
+def test_a_tiff_may_have_tiles_that_reach_over_its_edges(
+    tags: dict[int, int], offsets: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "street.tif"
+    path.write_bytes(tiff(48, 32, tags, offsets))
+    assert read_upload(path, LIMITS).size == (32, 48)
+
+
+def test_an_image_that_is_too_narrow_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(PILImage.Image, "load", load)
+    path = tmp_path / "narrow.png"
+    path.write_bytes(bomb(16, 1200))
+    with pytest.raises(ValueError, match="too narrow"):
+        read_upload(path, LIMITS)
+
+
 @pytest.mark.parametrize("wrong", [{"megabytes": 0}, {"megapixels": -1}, {"max_pixels": 3}])
 def test_limits_are_numbers_that_make_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be a"):

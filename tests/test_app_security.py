@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("gradio", reason="needs the extra app")
 from test_app import asking, png  # noqa: E402
 
+from selfadapt.app.gate import MAX_PENDING  # noqa: E402
+from selfadapt.app.page import EXAMPLE_SESSION  # noqa: E402
 from serving import Served, served  # noqa: E402
 
 JOIN, UPLOAD = "/gradio_api/queue/join", "/gradio_api/upload"
@@ -87,7 +91,7 @@ def test_no_event_takes_a_file_of_the_server(
         ):
             answers.append(join(server, event, data, **extra))
     assert {(a.status_code, a.text) for a in answers} == {
-        (403, "this file does not exist any more; upload the image again")
+        (403, '{"detail": "this file does not exist any more; upload the image again"}')
     }
     assert contents(folder) == before
     (folder / "link.png").unlink()
@@ -114,7 +118,8 @@ def test_visitors_cannot_join_read_or_cancel_each_others_sessions(server: Served
     stranger.call("stop", [], "theirs")
     body = {"data": [], "fn_index": server.function("stop"), "session_hash": "mine"}
     answer = stranger.browser.post(server.address + JOIN, json=body)
-    assert (answer.status_code, answer.text) == (403, "this session belongs to another visitor")
+    assert answer.status_code == 403
+    assert answer.json() == {"detail": "this session belongs to another visitor"}
     for query in ("session_hash=mine", "session_hash=theirs&session_hash=mine"):
         url = f"{server.address}/gradio_api/queue/data?{query}"
         assert stranger.browser.get(url).status_code == 404
@@ -289,17 +294,141 @@ def test_too_large_a_body_is_refused_with_or_without_its_length(server: Served) 
     assert httpx.delete(server.address).status_code == 404
 
 
+def raw_upload(server: Served, content: bytes, length: int, cookie: str = "") -> socket.socket:
+    """Begin an upload over a connection that the caller closes."""
+    host, _, port = server.address.removeprefix("http://").partition(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    head = (
+        f"POST {UPLOAD} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {length}\r\n"
+        f"Cookie: selfadapt-visitor={cookie}\r\n"
+        "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    )
+    part = '--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+    connection.sendall((head + part).encode() + content)
+    return connection
+
+
+def test_an_upload_that_is_cut_off_or_refused_leaves_no_file(server: Served, folder: Path) -> None:
+    def files() -> set[Path]:
+        return {path for path in contents(folder) if path.is_file()}
+
+    before = files()
+    for _ in range(2):
+        raw_upload(server, b"x" * 20_000, 40_000).close()
+    with raw_upload(server, b"x" * 20_000, 40_000) as connection:
+        time.sleep(0.3)
+        assert files() == before
+        connection.shutdown(socket.SHUT_WR)
+    assert server.upload(png(), "..").status_code == 400
+    body = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\nabc'
+    body += b'\r\n--b\r\nContent-Disposition: form-data; name="files"\r\n\r\nabc\r\n--b--\r\n'
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    answer = server.browser.post(server.address + UPLOAD, content=body, headers=headers)
+    assert answer.status_code == 400
+    assert not list(folder.glob("tmp*"))
+    time.sleep(0.3)
+    assert files() - before <= {path for path in files() if path.read_bytes() == b"abc"}
+
+
+def test_uploads_in_flight_take_room(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the room of one visitor is taken by each upload of the maximum size."""
+    monkeypatch.setattr("selfadapt.app.gate.MAX_STORAGE_BYTES", 0)  # 8 such uploads for all
+    monkeypatch.setattr("selfadapt.app.gate.stored", lambda folder: (0, 0))
+    with served() as running:
+        own = [raw_upload(running, b"", 40_000, "a" * 22) for _ in range(2)]
+        time.sleep(0.3)
+        mine = Served(running.address, running.model)
+        mine.browser.cookies.set("selfadapt-visitor", "a" * 22)
+        answer = mine.upload(png())
+        assert (answer.status_code, "you have too many files" in answer.text) == (507, True)
+        assert Served(running.address, running.model).upload(png()).status_code == 200
+        others = [raw_upload(running, b"", 40_000, f"{i}" * 22) for i in range(6)]
+        time.sleep(0.3)
+        answer = Served(running.address, running.model).upload(png())
+        assert (answer.status_code, "no space left" in answer.text) == (507, True)
+        for connection in own + others:
+            connection.close()
+        time.sleep(0.3)
+        assert mine.upload(png()).status_code == 200
+
+
+def test_a_visitor_with_many_files_makes_no_more(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visitor = Served(server.address, server.model)
+    visitor.upload(png(21, 21))
+    monkeypatch.setattr("selfadapt.app.gate.MAX_FILES", 4)
+    answer = join(visitor, "street", ["night", 1])
+    assert (answer.status_code, "too many files" in answer.json()["detail"]) == (507, True)
+    assert join(visitor, "stop", []).status_code == 200
+
+
+def test_a_visitor_has_two_runs_in_the_queue_and_can_always_stop() -> None:
+    with served() as running:
+        running.model.delay = 0.1
+        visitors = [Served(running.address, running.model) for _ in range(12)]
+        codes = []
+        for visitor in visitors:
+            (file,) = visitor.upload(png()).json()
+            codes += [join(visitor, "adapt", asking(file)).status_code for _ in range(3)]
+        assert codes[:3] == [200, 200, 429]
+        assert codes[-1] == 503
+        assert set(codes) == {200, 429, 503}
+        assert 20 <= codes.count(200) <= 22  # one or two have begun
+        assert join(visitors[-1], "stop", []).status_code == 200
+        running.model.delay = 0
+
+
+def test_a_visitor_cannot_ask_for_everything_at_once(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MAX_PENDING, "other", 0)
+    answer = join(server, "check", [None] * num_inputs(server, "check"))
+    assert answer.status_code == 429
+    assert "waiting or running" in answer.json()["detail"]
+
+
+def test_no_visitor_has_the_session_of_the_example(server: Served) -> None:
+    assert join(server, "stop", [], session_hash=EXAMPLE_SESSION).status_code == 400
+    answer = httpx.get(f"{server.address}/gradio_api/heartbeat/{EXAMPLE_SESSION}")
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("depth", [18, 200, 900])
+def test_deep_json_is_refused(server: Served, depth: int) -> None:
+    deep: Any = None
+    for _ in range(depth):
+        deep = [deep]
+    data = [deep] + [None] * (num_inputs(server, "check") - 1)
+    answer = join(server, "check", data)
+    assert answer.status_code == 400
+    assert "at most 20 levels" in answer.json()["detail"]
+
+
 def test_files_of_visitors_who_left_are_forgotten(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfadapt.app.gate.MAX_VISITORS", 2)
+    visitors = [Served(server.address, server.model) for _ in range(3)]
+    urls = []
+    for visitor in visitors:
+        (file,) = visitor.upload(png(20, 20)).json()
+        urls.append(f"{server.address}/gradio_api/file={file}")
+    answers = [v.browser.get(url) for v, url in zip(visitors, urls, strict=True)]
+    assert [answer.status_code for answer in answers] == [403, 200, 200]
+
+
+def test_visitors_without_files_do_not_displace_others(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("selfadapt.app.gate.MAX_VISITORS", 2)
     first = Served(server.address, server.model)
     (file,) = first.upload(png(20, 20)).json()
-    url = f"{server.address}/gradio_api/file={file}"
-    assert first.browser.get(url).status_code == 200
-    for _ in range(3):
-        httpx.get(server.address)
-    assert first.browser.get(url).status_code == 403
+    others = [Served(server.address, server.model) for _ in range(3)]
+    for other in others:
+        assert httpx.get(server.address).status_code == 200
+        assert join(other, "stop", []).status_code == 200
+    assert first.browser.get(f"{server.address}/gradio_api/file={file}").status_code == 200
 
 
 # What was published of Gradio's weaknesses: each is tried against the page
@@ -356,3 +485,17 @@ def test_pages_from_elsewhere_may_read_nothing_of_a_server_for_others() -> None:
         for origin in ("http://evil.example", "null", "http://localhost:1"):
             answer = httpx.get(f"{running.address}/config", headers={"origin": origin})
             assert "access-control-allow-origin" not in answer.headers
+
+
+def test_silent_connections_are_closed_and_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfadapt.app.server.REQUEST_S", 1)
+    monkeypatch.setattr("selfadapt.app.server.MAX_CONNECTIONS", 4)
+    with served() as running:
+        host, _, port = running.address.removeprefix("http://").partition(":")
+        silent = [socket.create_connection((host, int(port)), timeout=10) for _ in range(4)]
+        silent[0].sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert httpx.get(running.address).status_code == 503
+        assert [connection.recv(1) for connection in silent] == [b""] * 4
+        assert httpx.get(running.address).status_code == 200
+        for connection in silent:
+            connection.close()

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import selfadapt
 from evaluations import files_of
 from runs import run_cli
-from selfadapt.app.gate import EXPIRY_S, MAX_STORAGE_BYTES, has_room
+from selfadapt.app.gate import EXPIRY_S, stored
 from selfadapt.data.reading import read_image_size, read_label, read_picture
 from selfadapt.data.tables import CITYSCAPES
 from selfadapt.models.weights import read_weights
@@ -219,15 +219,12 @@ def test_signs_that_steer_a_terminal_are_shown(here: Path, capsys: Any) -> None:
     assert "\\x1b]0;owned" in said
 
 
-def test_uploads_are_removed_and_have_a_limit(tmp_path: Path) -> None:
-    """Also those that were broken off, which Gradio forgets."""
+def test_uploads_are_counted_and_removed_when_they_are_old(tmp_path: Path) -> None:
     old, new = tmp_path / "a" / "old.png", tmp_path / "new.png"
     old.parent.mkdir()
     for path in (old, new):
         path.write_bytes(b"12345")
     os.utime(old, (0, new.stat().st_mtime - EXPIRY_S - 10))
-    assert has_room(tmp_path)
+    assert stored(tmp_path) == (5, 1)
     assert not old.exists()
     assert new.exists()
-    os.truncate(new, MAX_STORAGE_BYTES + 1)  # which takes no room on the disk
-    assert not has_room(tmp_path)

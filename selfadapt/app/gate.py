@@ -6,16 +6,19 @@ name and read files that they uploaded or that were sent to them; a refusal does
 a file exists.
 """
 
+import asyncio
+import io
 import json
 import re
 import secrets
 import stat
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import parse_qs
 
 Message = MutableMapping[str, Any]
@@ -36,14 +39,28 @@ LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 COOKIE = "selfadapt-visitor"
 NO_FILE = "this file does not exist any more; upload the image again"
 NO_SESSION = "unknown session"
+TOO_LARGE = "this is too large"
+TICKET = "selfadapt.ticket"
+"""Key of the scope of a request."""
 MAX_VISITORS = 10_000
 """Beyond this number, the least recently seen visitors must reload the page."""
+MAX_QUEUE = 20
+"""Maximum number of waiting events of all visitors; those that stop a run do not count."""
+MAX_PENDING = {"adapt": 2, "stop": 10, "other": 10}
+"""Maximum number of waiting or running events of a visitor, by their kind."""
 MAX_SESSIONS = 100
 """Beyond this number of open pages, the oldest of a visitor are forgotten."""
 MAX_JSON_BYTES = 2**18
+MAX_DEPTH = 20
+"""Maximum depth of JSON; the page sends 4."""
 MAX_STORAGE_BYTES = 2**31
 MAX_FILES = 20_000
 """Limit for all visitors together."""
+SHARE = 4
+"""A visitor may have one part in ``SHARE`` of the files and of their bytes."""
+BODY_S, BODY_BYTES_S = 30, 2**15
+"""A body must arrive within this time, and at this rate if it has the maximum size."""
+CHUNK = 2**18
 EXPIRY_S = 2 * 3600
 """Files not modified for this long are removed."""
 UPLOAD_OVERHEAD = 2**16
@@ -68,9 +85,28 @@ class Refused(Exception):
 class Visitor:
     """The files and sessions that belong to a visitor."""
 
+    cookie: str
     files: set[str] = field(default_factory=set)
     sessions: dict[str, None] = field(default_factory=dict)
     """Session hashes of their pages, newest last."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A function that the page calls."""
+
+    name: str
+    num_inputs: int
+
+
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """An event that a visitor asked for."""
+
+    visitor: str
+    """Their cookie."""
+    kind: str
+    """A key of ``MAX_PENDING``."""
 
 
 class Gate:
@@ -78,7 +114,9 @@ class Gate:
 
     Args:
         application: The wrapped ASGI application.
-        events: The number of inputs of each event of the page, by event index.
+        events: The events of the page, by index.
+        pending: Returns the tickets of the waiting and of the running events. The ticket of an
+            event is ``scope[TICKET]`` of its request.
         num_bytes: Maximum size of an uploaded file.
         folder: The folder of uploads and results.
         local: Answer only requests to loopback host names from the server's own page, so that
@@ -88,15 +126,23 @@ class Gate:
     def __init__(
         self,
         application: Application,
-        events: Mapping[int, int],
+        events: Mapping[int, Event],
+        pending: Callable[[], tuple[set[Ticket], set[Ticket]]],
         num_bytes: int,
         folder: Path,
         *,
         local: bool = True,
     ) -> None:
         self._application, self._events, self._local = application, events, local
+        self._pending = pending
+        self._joining: set[Ticket] = set()
+        """Tickets of requests that may not be in the queue yet."""
         self._max_upload = num_bytes + UPLOAD_OVERHEAD
+        self._max_stored = max(MAX_STORAGE_BYTES, 2 * SHARE * self._max_upload)
         self._folder = folder
+        self._uploading: list[str] = []
+        """The cookie of each upload that has not ended."""
+        self._upload_lock = asyncio.Lock()
         self._visitors: dict[str, Visitor] = {}
         """By cookie, most recently seen last."""
 
@@ -111,22 +157,32 @@ class Gate:
         if cookie is None:
             cookie = secrets.token_urlsafe(16)
             headers["set-cookie"] = f"{COOKIE}={cookie}; HttpOnly; SameSite=Strict; Path=/"
-        visitor = self._visitors[cookie] = self._visitors.pop(cookie, Visitor())
-        while len(self._visitors) > MAX_VISITORS:
-            del self._visitors[next(iter(self._visitors))]
+        if cookie in self._visitors:
+            self._remember(self._visitors[cookie])
         send = _with_headers(send, headers)
         try:
-            receive = await self._checked_request(scope, receive, visitor)
-            if scope["path"] in (UPLOAD, EVENTS):
-                await self._application(scope, receive, _record_files(send, visitor))
-            else:
-                await self._application(scope, receive, send)
+            await self._answer(scope, receive, send, cookie)
         except Refused as refused:
-            await _refuse(send, refused)
+            await _refuse(send, refused, as_json=scope["path"] == JOIN)
 
-    async def _checked_request(self, scope: Message, receive: Receive, visitor: Visitor) -> Receive:
-        """Return the receive callable of an allowed request; raise Refused for all others."""
-        method, path = scope["method"], scope["path"]
+    def _visitor(self, cookie: str) -> Visitor:
+        """Return a visitor who is remembered, else a new one."""
+        return self._visitors.get(cookie) or Visitor(cookie)
+
+    def _remember(self, visitor: Visitor) -> None:
+        """Note that a visitor was seen; forget the one seen longest ago, if possible without files.
+
+        Visitors who only read are not remembered: they would displace those who use the page.
+        """
+        self._visitors.pop(visitor.cookie, None)
+        while len(self._visitors) >= MAX_VISITORS:
+            without = (cookie for cookie, other in self._visitors.items() if not other.files)
+            del self._visitors[next(without, None) or next(iter(self._visitors))]
+        self._visitors[visitor.cookie] = visitor
+
+    async def _answer(self, scope: Message, receive: Receive, send: Send, cookie: str) -> None:
+        """Pass on an allowed request; raise Refused for all others."""
+        method, path, visitor = scope["method"], scope["path"], self._visitor(cookie)
         if self._local and not _is_local(scope):
             raise Refused(403, "only pages served by this machine may send requests")
         if method in ("GET", "HEAD") and path.startswith(FILE):
@@ -138,55 +194,125 @@ class Gate:
             sessions = query.get("session_hash", ["-"])
             if path == EVENTS and not visitor.sessions.keys() >= set(sessions):
                 raise Refused(404, NO_SESSION)
+            if path == EVENTS:
+                send = _record_files(send, visitor)
         elif method == "POST" and path == UPLOAD:
-            return self._checked_upload(scope, receive, visitor)
+            await self._upload(scope, receive, send, visitor)
+            return
         elif method == "POST" and path in (JOIN, "/gradio_api/cancel", "/gradio_api/reset"):
-            body = await _body(receive, MAX_JSON_BYTES)
-            return _replay(self._checked_json(body, visitor, joins=path == JOIN), receive)
+            with tempfile.SpooledTemporaryFile(MAX_JSON_BYTES) as file:
+                await _receive_body(receive, file, MAX_JSON_BYTES)
+                request = _json(file.read())
+            visitor = self._visitor(cookie)  # may have been remembered meanwhile
+            if path == JOIN:
+                await self._join(request, scope, receive, send, visitor)
+                return
+            if "session_hash" in request and request["session_hash"] not in [*visitor.sessions]:
+                raise Refused(404, NO_SESSION)
+            receive = self._replay_json(request, receive, visitor)
         else:
             raise Refused(404, "not found")
-        return receive
+        await self._application(scope, receive, send)
 
-    def _checked_upload(self, scope: Message, receive: Receive, visitor: Visitor) -> Receive:
+    async def _upload(self, scope: Message, receive: Receive, send: Send, visitor: Visitor) -> None:
+        """Receive a whole upload, then pass it on.
+
+        Gradio leaves its temporary file behind if an upload is cut off or malformed.
+        """
         if not _header(scope, b"content-type").startswith("multipart/form-data; boundary="):
             raise Refused(415, "a file must be sent as multipart/form-data")
         length = _header(scope, b"content-length")
         if length.isdecimal() and int(length) > self._max_upload:
-            raise Refused(413, "this file is too large")
-        if not has_room(self._folder):
-            raise Refused(507, "no space left for files; try again later")
-        visitor.files = {path for path in visitor.files if Path(path).exists()}
-        return _limit(receive, self._max_upload)
-
-    def _checked_json(self, body: bytes, visitor: Visitor, *, joins: bool) -> bytes:
-        """Return the validated JSON, serialised again so that only this is passed on."""
+            raise Refused(413, TOO_LARGE)
+        self._check_room()
+        self._check_share(visitor, self._uploading.count(visitor.cookie) + 1)
+        self._remember(visitor)
+        self._uploading.append(visitor.cookie)
         try:
-            request = json.loads(body)
-            checked = json.dumps(request, ensure_ascii=False).encode()
-        except (ValueError, RecursionError):
-            raise Refused(400, "the body must be JSON in UTF-8") from None
-        if not isinstance(request, dict):
-            raise Refused(400, "the body must be a JSON object")
-        if joins:
-            session = self._checked_session(request)
-            if any(session in v.sessions for v in self._visitors.values() if v is not visitor):
-                raise Refused(403, "this session belongs to another visitor")
-            visitor.sessions[session] = None
-            while len(visitor.sessions) > MAX_SESSIONS:
-                del visitor.sessions[next(iter(visitor.sessions))]
-        elif "session_hash" in request and request["session_hash"] not in [*visitor.sessions]:
-            raise Refused(404, NO_SESSION)
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                await _receive_body(receive, file, self._max_upload)
+                answer: list[Message] = []
+                record = _record_files(_append_to(answer), visitor)
+                async with self._upload_lock:
+                    try:
+                        await self._application(scope, _replay(file, receive), record)
+                    finally:
+                        # Files that were uploaded are moved to folders of their own.
+                        for left in self._folder.glob("tmp*"):
+                            left.unlink(missing_ok=True)
+        finally:
+            self._uploading.remove(visitor.cookie)
+        for message in answer:
+            await send(message)
+
+    def _check_room(self) -> None:
+        """Raise Refused unless there is room for one more upload of the maximum size."""
+        num_bytes, count = stored(self._folder)
+        num_bytes += (len(self._uploading) + 1) * self._max_upload
+        if num_bytes > self._max_stored or count >= MAX_FILES:
+            raise Refused(507, "no space left for files; try again later")
+
+    def _check_share(self, visitor: Visitor, num_uploads: int) -> None:
+        """Raise Refused if a visitor has too many files, with uploads of the maximum size."""
+        sizes = {path: Path(path).stat().st_size for path in visitor.files if Path(path).is_file()}
+        visitor.files = {*sizes}
+        num_bytes = sum(sizes.values()) + num_uploads * self._max_upload
+        if num_bytes > self._max_stored // SHARE or len(sizes) >= MAX_FILES // SHARE:
+            raise Refused(507, "you have too many files here; try again in an hour")
+
+    async def _join(
+        self,
+        request: dict[str, Any],
+        scope: Message,
+        receive: Receive,
+        send: Send,
+        visitor: Visitor,
+    ) -> None:
+        """Pass on an event for the queue."""
+        session = self._checked_session(request)
+        if any(session in v.sessions for v in self._visitors.values() if v is not visitor):
+            raise Refused(403, "this session belongs to another visitor")
+        receive = self._replay_json(request, receive, visitor)
+        ticket = scope[TICKET] = self._ticket(request["fn_index"], visitor)
+        if ticket.kind != "stop":
+            self._check_share(visitor, self._uploading.count(visitor.cookie))
+        self._remember(visitor)
+        visitor.sessions[session] = None
+        while len(visitor.sessions) > MAX_SESSIONS:
+            del visitor.sessions[next(iter(visitor.sessions))]
+        self._joining.add(ticket)
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            self._joining.remove(ticket)
+
+    def _ticket(self, index: int, visitor: Visitor) -> Ticket:
+        """Return a ticket for an event; raise Refused if too many are waiting."""
+        name = self._events[index].name
+        ticket = Ticket(visitor.cookie, name if name in MAX_PENDING else "other")
+        waiting, running = self._pending()
+        waiting |= self._joining - running
+        own = [t for t in waiting | running if (t.visitor, t.kind) == (visitor.cookie, ticket.kind)]
+        if len(own) >= MAX_PENDING[ticket.kind]:
+            raise Refused(429, f"{len(own)} of your requests are waiting or running; wait for them")
+        if ticket.kind != "stop" and len(waiting) >= MAX_QUEUE:
+            raise Refused(503, "too many requests are waiting; try again later")
+        return ticket
+
+    def _replay_json(self, request: dict[str, Any], receive: Receive, visitor: Visitor) -> Receive:
+        """Return a receive callable that gives checked JSON, so that only this is passed on."""
         for path in _values(request, "path"):
             self._check_file(path, visitor)
-        return checked
+        return _replay(io.BytesIO(json.dumps(request, ensure_ascii=False).encode()), receive)
 
     def _checked_session(self, request: dict[str, Any]) -> str:
         """Return the session of an event; raise Refused unless the page has such an event."""
         index, data, session = (request.get(key) for key in ("fn_index", "data", "session_hash"))
         if isinstance(index, bool) or not isinstance(index, int) or index not in self._events:
             raise Refused(400, "fn_index must be the index of an event of this page")
-        if not isinstance(data, list) or len(data) != self._events[index]:
-            raise Refused(400, f"data must be a list of {self._events[index]} inputs")
+        if not isinstance(data, list) or len(data) != self._events[index].num_inputs:
+            number = self._events[index].num_inputs
+            raise Refused(400, f"data must be a list of {number} inputs")
         if not isinstance(session, str) or not SESSION.fullmatch(session):
             raise Refused(400, "session_hash must be letters and digits")
         if not set(request) <= {"data", "fn_index", "session_hash", "event_data", "trigger_id"}:
@@ -205,8 +331,8 @@ class Gate:
             raise Refused(403, NO_FILE)
 
 
-def has_room(folder: Path) -> bool:
-    """Remove expired files; return True if there is space for more."""
+def stored(folder: Path) -> tuple[int, int]:
+    """Remove expired files; return the bytes and the number of the others."""
     total, count, now = 0, 0, time.time()
     for path in folder.rglob("*"):
         try:
@@ -220,7 +346,7 @@ def has_room(folder: Path) -> bool:
                 count += 1
         except FileNotFoundError:  # Gradio removes files as well
             continue
-    return total < MAX_STORAGE_BYTES and count < MAX_FILES
+    return total, count
 
 
 def _record_files(send: Send, visitor: Visitor) -> Send:
@@ -249,12 +375,16 @@ def _values(content: Any, key: str) -> Iterator[Any]:
     stack = [content]
     while stack:
         node = stack.pop()
-        if isinstance(node, dict):
-            if key in node:
-                yield node[key]
-            stack += node.values()
-        elif isinstance(node, list):
-            stack += node
+        if isinstance(node, dict) and key in node:
+            yield node[key]
+        stack += _children(node)
+
+
+def _children(node: Any) -> Iterable[Any]:
+    """Return the members of a JSON array or object; none for anything else."""
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list) else ()
 
 
 def _header(scope: Message, name: bytes) -> str:
@@ -276,39 +406,63 @@ def _is_local(scope: Message) -> bool:
     return LOCAL.fullmatch(host) is not None and origin in ("", f"http://{host}")
 
 
-async def _body(receive: Receive, max_bytes: int) -> bytes:
-    """Return the whole body of a request."""
-    body = b""
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise Refused(413, f"the body must have at most {max_bytes} bytes")
-        if not message.get("more_body"):
-            return body
+def _json(body: bytes) -> dict[str, Any]:
+    """Return a JSON object; raise Refused for anything else."""
+    try:
+        request = json.loads(body)
+        json.dumps(request, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        raise Refused(400, "the body must be JSON in UTF-8") from None
+    if not isinstance(request, dict):
+        raise Refused(400, "the body must be a JSON object")
+    level: list[Any] = [request]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in _children(node)]
+    if level:
+        raise Refused(400, f"the body must have at most {MAX_DEPTH} levels of JSON")
+    return request
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+async def _receive_body(receive: Receive, file: IO[bytes], max_bytes: int) -> None:
+    """Write the whole body of a request to a file, and rewind it."""
+    try:
+        async with asyncio.timeout(BODY_S + max_bytes / BODY_BYTES_S):
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(400, "the body is cut off")
+                file.write(message.get("body", b""))
+                if file.tell() > max_bytes:
+                    raise Refused(413, TOO_LARGE)
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise Refused(408, "the body takes too long to arrive") from None
+    file.seek(0)
+
+
+def _replay(file: IO[bytes], receive: Receive) -> Receive:
     """Return a receive callable that gives a body that was already read, then what follows."""
-    pending = [{"type": "http.request", "body": body, "more_body": False}]
+    more = True
 
     async def replay() -> Message:
-        return pending.pop() if pending else await receive()
+        nonlocal more
+        if not more:
+            return await receive()
+        body = file.read(CHUNK)
+        more = len(body) == CHUNK
+        return {"type": "http.request", "body": body, "more_body": more}
 
     return replay
 
 
-def _limit(receive: Receive, max_bytes: int) -> Receive:
-    """Return a receive callable that disconnects once a body is too large."""
-    num_bytes = 0
+def _append_to(messages: list[Message]) -> Send:
+    """Return a send callable that keeps an answer, to be sent later."""
 
-    async def limit() -> Message:
-        nonlocal num_bytes
-        message = await receive()
-        num_bytes += len(message.get("body", b""))
-        return {"type": "http.disconnect"} if num_bytes > max_bytes else message
+    async def append(message: Message) -> None:
+        messages.append(message)
 
-    return limit
+    return append
 
 
 def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
@@ -330,7 +484,10 @@ def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
     return add
 
 
-async def _refuse(send: Send, refused: Refused) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+async def _refuse(send: Send, refused: Refused, *, as_json: bool) -> None:
+    """Send a refusal; the page shows one of an event if it is the ``detail`` of JSON."""
+    kind = b"application/json" if as_json else b"text/plain; charset=utf-8"
+    body = json.dumps({"detail": str(refused)}) if as_json else str(refused)
+    headers = [(b"content-type", kind)]
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": str(refused).encode()})
+    await send({"type": "http.response.body", "body": body.encode()})

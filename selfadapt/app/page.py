@@ -47,16 +47,14 @@ from selfadapt.views import size_of
 
 LOG = logging.getLogger(__name__)
 FIRST_STREET = "night", 4
-MAX_QUEUE = 20
-"""Maximum number of waiting users; Gradio refuses more."""
 HOUR_S = 3600
 MAX_RENDERED = 1000
 """Number of rendered streets whose labels can still be looked up."""
 LONG_S = 5
 """If the estimate is longer, the page suggests faster settings."""
 STOPPED = "<p>Stopped. The network is unchanged.</p>"
-EXAMPLE_SESSION = "example"
-"""Name of the session that runs the example."""
+EXAMPLE_SESSION = "-example"
+"""Name of the session that runs the example; no visitor's session may have a hyphen."""
 PROGRESS = gr.Progress()
 INTRO = """<h1>selfadapt</h1>
 <p>A segmentation network assigns a class to every pixel. It is less accurate in light and weather
@@ -157,7 +155,7 @@ class Page:
             changes = [image.upload, image.clear, *choices]
             event(changes, js=_dispatch("selfadapt-changed"))
             event(start.click, js=_dispatch("selfadapt-started"))
-        blocks.queue(max_size=MAX_QUEUE, default_concurrency_limit=4)
+        blocks.queue(max_size=None, default_concurrency_limit=4)  # the gate has limits
         return blocks
 
     def _street_controls(self) -> tuple[gr.Radio, gr.Number]:

@@ -1,11 +1,13 @@
 """The server: the page behind its request filter, on the loopback address by default."""
 
+import asyncio
 import logging
 import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
@@ -13,8 +15,9 @@ from types import FrameType
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from selfadapt.app.gate import Gate
+from selfadapt.app.gate import TICKET, Event, Gate, Ticket
 from selfadapt.app.networks import Network, Networks
 from selfadapt.app.page import Page
 from selfadapt.app.run import StopSignals
@@ -22,6 +25,10 @@ from selfadapt.app.uploads import Limits
 from selfadapt.app.viewer import WEB
 from selfadapt.checks import check_number
 
+MAX_CONNECTIONS = 512
+"""With more connections, requests are refused; a page has a few."""
+REQUEST_S = 30
+"""Time for the first request of a connection to arrive."""
 LOOPBACK = "127.0.0.1"
 FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
 """System fonts, so that nothing is downloaded."""
@@ -61,11 +68,24 @@ def application(
         # Until it is marked as launched, Gradio serves any file of the machine.
         blocks.has_launched = blocks.is_running = True
         events = {
-            number: len(event.inputs)
+            number: Event(str(event.api_name), len(event.inputs))
             for number, event in blocks.fns.items()
             if event.fn is not None
         }
-        yield Gate(app, events, limits.num_bytes, Path(name), local=local)
+        yield Gate(
+            app, events, partial(_pending, blocks), limits.num_bytes, Path(name), local=local
+        )
+
+
+def _pending(blocks: gr.Blocks) -> tuple[set[Ticket], set[Ticket]]:
+    """Return the tickets of the waiting and of the running events."""
+    queue = blocks._queue
+    waiting = [
+        event for part in queue.event_queue_per_concurrency_id.values() for event in part.queue
+    ]
+    running = [event for job in queue.active_jobs for event in job or ()]
+    tickets = [{event.request.scope[TICKET] for event in events} for events in (waiting, running)]
+    return tickets[0], tickets[1]
 
 
 def _theme() -> gr.themes.Base:
@@ -121,12 +141,37 @@ def serve(
         bind_socket(host, port) as listener,
         application(networks, limits, stops, local=local) as app,
     ):
-        config = uvicorn.Config(
-            app, log_level="error", server_header=False, timeout_graceful_shutdown=1
-        )
+        config = server_config(app)
         name = f"[{host}]" if ":" in host else host
         ready(f"http://{name}:{listener.getsockname()[1]}")
         _Server(config, stops).run(sockets=[listener])
+
+
+def server_config(app: Gate, log_level: str = "error") -> uvicorn.Config:
+    """Return the settings of the server of an application."""
+    return uvicorn.Config(
+        app,
+        http=_Connection,
+        log_level=log_level,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=1,
+    )
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if its first request does not arrive in time.
+
+    uvicorn closes idle connections only after a request.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_S, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
 
 
 class _Server(uvicorn.Server):

@@ -2,22 +2,38 @@
 
 import io
 import os
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image as PILImage
 from PIL import UnidentifiedImageError
+from PIL.TiffImagePlugin import (
+    IMAGELENGTH,
+    IMAGEWIDTH,
+    TILELENGTH,
+    TILEWIDTH,
+    TiffImageFile,
+)
 from torch import Tensor
 
 from selfadapt.checks import check_number
 from selfadapt.images import load_image, to_pil
-from selfadapt.modes import within_budget
+from selfadapt.modes import size_within, within_budget
 from selfadapt.views import Size, size_of
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 MIN_SIDE = 16
 DAMAGED = "this image cannot be read; it may be cut off or damaged"
+MAX_SCANS = 100
+"""Maximum number of scans of a JPEG; each decodes all pixels again. Usual are 1 to 12."""
+MAX_SEGMENTS = 10_000
+"""Maximum number of markers of a JPEG besides restart markers."""
+MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
+"""A JPEG marker that has a segment, and the end of the image."""
+MAX_TILES = 2**17
+"""Maximum number of tiles or strips of a TIFF."""
 PIXELS = {"cpu": 384 * 768, "cuda": 1024 * 2048}
 """Default of ``Limits.max_pixels`` by device type; other devices use the value of the CPU."""
 
@@ -67,11 +83,14 @@ def read_upload(path: str | os.PathLike[str], limits: Limits) -> Upload:
             f"an image file may have {limits.megabytes:g} MB, this one has "
             f"{num_bytes / 2**20:.1f}; send a smaller one"
         )
+    _check_scans(Path(path))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PILImage.DecompressionBombWarning)
             with PILImage.open(path, formats=FORMATS) as picture:
                 _check_pixels(picture, limits)
+                if isinstance(picture, TiffImageFile):
+                    _check_tiles(picture, limits)
                 image = _decoded(picture)
                 png = _as_png(image, limits) if picture.format == "TIFF" else None
     except UnidentifiedImageError as error:
@@ -82,7 +101,8 @@ def read_upload(path: str | os.PathLike[str], limits: Limits) -> Upload:
         raise ValueError(_too_many(limits)) from error
     except OSError as error:
         raise ValueError(DAMAGED) from error
-    return Upload(_scaled_down(image, limits.max_pixels), size_of(image), png)
+    small = within_budget(image, "paper", limits.max_pixels)
+    return Upload(small, size_of(image), png)
 
 
 def _decoded(picture: PILImage.Image) -> Tensor:
@@ -102,6 +122,28 @@ def _as_png(image: Tensor, limits: Limits) -> bytes:
     return file.getvalue()
 
 
+def _check_scans(path: Path) -> None:
+    """Raise ValueError if a file is a JPEG of many scans, which would take minutes to decode."""
+    with path.open("rb") as file:
+        if file.read(3) != b"\xff\xd8\xff":
+            return
+        content = b"\xff" + file.read()
+    num_scans, position = 0, 0
+    for _ in range(MAX_SEGMENTS):
+        marker = MARKER.search(content, position)
+        if marker is None or marker[1] == b"\xd9":
+            break
+        num_scans += marker[1] == b"\xda"
+        # A segment, such as a thumbnail, may contain bytes that look like markers.
+        position = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
+    else:
+        raise ValueError(DAMAGED)
+    if num_scans > MAX_SCANS:
+        raise ValueError(
+            f"this JPEG has {num_scans} scans, it may have {MAX_SCANS}; save it as a baseline JPEG"
+        )
+
+
 def _check_pixels(picture: PILImage.Image, limits: Limits) -> None:
     width, height = picture.size
     if width * height > limits.megapixels * 1e6:
@@ -110,19 +152,35 @@ def _check_pixels(picture: PILImage.Image, limits: Limits) -> None:
         raise ValueError(
             f"an image must be at least {MIN_SIDE} pixels wide and high, got {width}x{height}"
         )
-
-
-def _too_many(limits: Limits) -> str:
-    return f"an image may have {limits.megapixels:g} million pixels"
-
-
-def _scaled_down(image: Tensor, max_pixels: int) -> Tensor:
-    """Scale an image down to a number of pixels, so that no result is ever larger."""
-    small = within_budget(image, "paper", max_pixels)
-    if min(size_of(small)) < MIN_SIDE:
-        (height, width), (rows, columns) = size_of(image), size_of(small)
+    # Scaled down here, so that no result is ever larger.
+    rows, columns = size_within((height, width), limits.max_pixels)
+    if min(rows, columns) < MIN_SIDE:
         raise ValueError(
             f"this image of {width}x{height} pixels is too narrow: scaled down to the "
             f"limit of this server it would be {columns}x{rows}"
         )
-    return small
+
+
+def _check_tiles(picture: TiffImageFile, limits: Limits) -> None:
+    """Raise ValueError if tiles or strips are much larger than the image, or cover it twice."""
+    tags, pieces = picture.tag_v2, picture.tile[: MAX_TILES + 1]
+    width, height = (tags[tag] for tag in (IMAGEWIDTH, IMAGELENGTH))  # before any rotation
+    columns, rows = tags.get(TILEWIDTH, 1), tags.get(TILELENGTH, 1)
+    if not all(isinstance(side, int) and side > 0 for side in (columns, rows)):
+        raise ValueError(DAMAGED)
+    # Tiles at the edges are as large as the others.
+    decoded = -(-width // columns) * columns * -(-height // rows) * rows
+    boxes = [piece.extents or (0, 0, width, height) for piece in pieces]
+    covered = sum((right - left) * (low - top) for left, top, right, low in boxes)
+    if (
+        decoded > 2 * limits.megapixels * 1e6
+        or covered > len(picture.getbands()) * width * height
+        or len(pieces) > MAX_TILES
+    ):
+        raise ValueError(
+            "the tiles of this TIFF have many more pixels than the image; save it without tiles"
+        )
+
+
+def _too_many(limits: Limits) -> str:
+    return f"an image may have {limits.megapixels:g} million pixels"
