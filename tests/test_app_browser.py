@@ -152,7 +152,7 @@ def test_an_image_is_dropped_and_adapted_to(visit: Callable[..., Any], size: str
     page.click("#start")
     expect(title(page)).to_have_text("48x32 pixels")
     expect(page.locator(".legend")).to_contain_text("class 0")
-    assert page.locator(".curve circle").count() == 2
+    expect(page.locator(".curve circle")).to_have_count(2)
     with page.expect_download() as download:
         page.click("#download")
     with zipfile.ZipFile(download.value.path()) as archive:
