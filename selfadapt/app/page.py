@@ -6,7 +6,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache, partial
 from html import escape
 from pathlib import Path
@@ -126,13 +125,14 @@ class Page:
             silent = partial(event, show_progress="hidden")
 
             silent(blocks.load, self.street, [look, seed], image)
-            silent(blocks.load, self.example, None, results)
+            example = silent(blocks.load, self.example, None, results)
             running = event(
                 start.click, self.adapt, inputs, [status, *results], show_progress_on=status,
                 concurrency_limit=1,
             )  # fmt: skip
             silent(stop.click, self.stop, None, status, concurrency_limit=None)
             silent(stop.click, cancels=running)
+            silent([start.click, image.upload], cancels=example)  # else it replaces their result
             blocks.unload(self.disconnect)
 
             checked = {"fn": self.check, "inputs": inputs, "outputs": [image, status]}
@@ -288,23 +288,22 @@ class Page:
             done = f"<p>Done in {duration(seconds)}.</p>"
             return [done, *self._results(selected, upload, outcomes)]
 
-    def example(self) -> Iterator[list[Any]]:
-        """Show the example, as trained first; it is computed for the first visitor only."""
+    def example(self) -> list[Any]:
+        """Show the example."""
         with _user_errors():
-            name, network = next(iter(self.networks.loaded.items()))
-            upload = self._read(Path(self.street(*FIRST_STREET)))
+            return self._results(*self.compute_example())
+
+    def compute_example(self) -> tuple[Request, Upload, list[Outcome]]:
+        """Adapt to a rendered street, once for all visitors."""
+        with self._example_lock:
             if self._example is None:
-                trained = Request(model=name, methods={"source": {}})
-                with self._example_lock:  # not held while the generator waits for its visitor
-                    (outcome,) = self._run(trained, upload, EXAMPLE_SESSION)
-                yield self._results(trained, upload, [replace(outcome, source_label=None)])
-            with self._example_lock:
-                if self._example is None:
-                    method = network.methods[-1]
-                    settings = defaults(method, network.chosen)
-                    request = Request(model=name, methods={method: settings})
-                    self._example = request, upload, self._run(request, upload, EXAMPLE_SESSION)
-            yield self._results(*self._example)
+                name, network = next(iter(self.networks.loaded.items()))
+                upload = self._read(Path(self.street(*FIRST_STREET)))
+                method = network.methods[-1]
+                settings = defaults(method, network.chosen)
+                request = Request(model=name, methods={method: settings})
+                self._example = request, upload, self._run(request, upload, EXAMPLE_SESSION)
+            return self._example
 
     def _instructions(self) -> str:
         limits = self.limits

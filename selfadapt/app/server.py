@@ -6,10 +6,11 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 
 import gradio as gr
@@ -49,7 +50,9 @@ def application(
     """
     with tempfile.TemporaryDirectory(prefix="selfadapt-") as name, _gradio_environment(Path(name)):
         offered = Networks(networks, fetch=local)
-        blocks = Page(offered, limits, Path(name), stops).build()
+        page = Page(offered, limits, Path(name), stops)
+        Thread(target=_prepare, args=(page,), daemon=True).start()  # before the first visitor
+        blocks = page.build()
         app = gr.mount_gradio_app(
             FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
             blocks,
@@ -75,6 +78,11 @@ def application(
         yield Gate(
             app, events, partial(_pending, blocks), limits.num_bytes, Path(name), local=local
         )
+
+
+def _prepare(page: Page) -> None:
+    with suppress(Exception):  # visitors get the error
+        page.compute_example()
 
 
 def _pending(blocks: gr.Blocks) -> tuple[set[Ticket], set[Ticket]]:
