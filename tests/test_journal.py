@@ -614,8 +614,8 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any], Place, Path], None], str]] = 
     "the network": (with_another_network, "networks.one"),
     "the classes of the network": (with_renamed_classes, "networks"),
     "the preprocessing of the network": (with_other_preprocessing, "networks"),
-    "one more image": (with_another_image, "images.dim: 3 images.*-> 4 images"),
-    "one image less": (with_one_image_less, "images.val: 3 images.*-> 2 images"),
+    "one more image": (with_another_image, "images.dim: 3 of folder.*-> 4 of folder"),
+    "one image less": (with_one_image_less, "images.val: 3 of folder.*-> 2 of folder"),
 }
 
 

@@ -167,7 +167,7 @@ def test_a_failure_is_kept_until_the_file_changes_or_it_is_tried_again(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--alpha", "0.3"], "settings.alpha: None -> 0.3"),
+        (["--alpha", "0.3"], "settings.alpha: default -> 0.3"),
         (["--outputs", "label"], "outputs: .* -> ['label']"),
         (["--method", "source"], "method: san -> source"),
     ],

@@ -94,7 +94,7 @@ def test_settings_that_differ_are_named(run: Path) -> None:
     other = {"lr": 0.1, "model": {"name": "b", "classes": ("x", "y")}, "seed": 1}
     with pytest.raises(ValueError, match=r"holds a test run that differs") as caught:
         opened(run, other)
-    assert "(model.name: a -> b; seed: None -> 1); give another folder" in str(caught.value)
+    assert "(model.name: a -> b; seed: default -> 1); give another folder" in str(caught.value)
     assert files_of(run) == before
 
 

@@ -51,7 +51,8 @@ def application(
     with tempfile.TemporaryDirectory(prefix="selfadapt-") as name, _gradio_environment(Path(name)):
         offered = Networks(networks, fetch=local)
         page = Page(offered, limits, Path(name), stops)
-        Thread(target=_prepare, args=(page,), daemon=True).start()  # before the first visitor
+        example = Thread(target=_prepare, args=(page,))  # before the first visitor
+        example.start()
         blocks = page.build()
         app = gr.mount_gradio_app(
             FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
@@ -75,9 +76,13 @@ def application(
             for number, event in blocks.fns.items()
             if event.fn is not None
         }
-        yield Gate(
-            app, events, partial(_pending, blocks), limits.num_bytes, Path(name), local=local
-        )
+        try:
+            yield Gate(
+                app, events, partial(_pending, blocks), limits.num_bytes, Path(name), local=local
+            )
+        finally:
+            stops.stop_all()
+            example.join()  # its files are in the folder
 
 
 def _prepare(page: Page) -> None:
