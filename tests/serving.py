@@ -14,7 +14,7 @@ import uvicorn
 from torch import Tensor
 
 from conftest import TinyNet, seeded
-from selfadapt.app.networks import Network
+from selfadapt.app.networks import OfferedNetwork
 from selfadapt.app.run import StopSignals
 from selfadapt.app.server import application, bind_socket, server_config
 from selfadapt.app.uploads import Limits
@@ -75,7 +75,7 @@ class Served:
 def served(limits: Limits = LIMITS, *, local: bool = True) -> Iterator[Served]:
     """Run a server."""
     model = seeded(Paced)
-    networks = {"tiny": Network(model)}
+    networks = {"tiny": OfferedNetwork(model)}
     with (
         bind_socket("127.0.0.1", 0) as listening,
         application(networks, limits, StopSignals(), local=local) as app,

@@ -27,7 +27,7 @@ from conftest import assert_same, random_image, snapshot
 from selfadapt import SelfAdapt
 from selfadapt.app import charts, viewer
 from selfadapt.app.masks import masks_zip
-from selfadapt.app.networks import MAX_FETCHED, Network, Networks, check_online
+from selfadapt.app.networks import MAX_FETCHED, Networks, OfferedNetwork, check_online
 from selfadapt.app.page import Page
 from selfadapt.app.requests import SETTINGS, Request, defaults, validated
 from selfadapt.app.run import Outcome, StopSignals, mean_iou, run
@@ -288,7 +288,7 @@ def test_defaults_are_the_methods_with_what_was_chosen_for_the_network() -> None
 
 
 def test_no_network_is_opened_that_is_not_listed(tiny: nn.Module) -> None:
-    networks = Networks({"tiny": Network(tiny)})
+    networks = Networks({"tiny": OfferedNetwork(tiny)})
     assert networks.get("tiny").model is tiny
     unlisted = ("/etc/passwd", "hf:someone/something", "streets", None, ["tiny"], {"path": "x"}, 3)
     for name in unlisted:
@@ -297,7 +297,7 @@ def test_no_network_is_opened_that_is_not_listed(tiny: nn.Module) -> None:
     listed = next(iter(TRAINED))
     assert [*networks] == ["tiny", *TRAINED]
     with pytest.raises(ValueError, match="unknown network"):
-        Networks({"tiny": Network(tiny)}, fetch=False).get(listed)
+        Networks({"tiny": OfferedNetwork(tiny)}, fetch=False).get(listed)
 
 
 def test_a_listed_network_is_fetched_once_and_few_are_kept(
@@ -311,7 +311,7 @@ def test_a_listed_network_is_fetched_once_and_few_are_kept(
 
     monkeypatch.setattr("selfadapt.app.networks.check_online", lambda address: None)
     monkeypatch.setattr("selfadapt.app.networks.open_model", opening)
-    networks, names = Networks({"tiny": Network(tiny)}), [*TRAINED][: MAX_FETCHED + 1]
+    networks, names = Networks({"tiny": OfferedNetwork(tiny)}), [*TRAINED][: MAX_FETCHED + 1]
     for name in (names[0], *names):
         assert "self-adapt" in networks.get(name).methods
     assert opened == names
@@ -326,7 +326,7 @@ def test_what_cannot_be_fetched_is_refused_in_words(
     def fail(name: str) -> None:
         raise OSError("the disk is full\nTraceback ...")
 
-    networks, name = Networks({"tiny": Network(tiny)}), next(iter(TRAINED))
+    networks, name = Networks({"tiny": OfferedNetwork(tiny)}), next(iter(TRAINED))
     monkeypatch.setattr("selfadapt.app.networks.HOSTS", {"torchvision": "http://127.0.0.1:1"})
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:1 cannot be reached from here"):
         networks.get(name)
@@ -348,7 +348,7 @@ def test_methods_are_run_one_after_the_other_and_told_of(tiny: nn.Module, image:
     before, calls = snapshot(tiny), []
     methods = {"self-adapt": {"steps": 2, "alpha": 0.3}, "san": {"alpha": 0.3}}
     request = Request(model="tiny", methods=methods)
-    outcomes = list(run(Network(tiny), request, image, lambda *told: calls.append(told)))
+    outcomes = list(run(OfferedNetwork(tiny), request, image, lambda *told: calls.append(told)))
     assert [(name, step, steps) for name, step, steps, _ in calls] == [
         ("self-adapt", 0, 2), ("self-adapt", 1, 2), ("self-adapt", 2, 2), ("san", 0, 0),
     ]  # fmt: skip
@@ -373,7 +373,7 @@ def test_a_stop_ends_at_the_next_step_and_leaves_no_trace(tiny: nn.Module, image
 
     request = Request(model="tiny", methods={"self-adapt": {"steps": 9}, "tent": {}})
     with pytest.raises(Stopped):
-        list(run(Network(tiny), request, image, watch, event))
+        list(run(OfferedNetwork(tiny), request, image, watch, event))
     assert taken == [0, 1, 2]
     assert_same(before, snapshot(tiny))
     stops.done("me")
@@ -382,13 +382,13 @@ def test_a_stop_ends_at_the_next_step_and_leaves_no_trace(tiny: nn.Module, image
 
 
 def test_a_network_offers_the_methods_it_takes(tiny: nn.Module) -> None:
-    assert "self-adapt" in Network(tiny).methods
-    assert "ensemble" not in Network(tiny).methods
+    assert "self-adapt" in OfferedNetwork(tiny).methods
+    assert "ensemble" not in OfferedNetwork(tiny).methods
     plain = nn.Conv2d(3, 2, 1)
-    assert "tent" not in Network(plain).methods
-    assert "source" in Network(plain).methods
+    assert "tent" not in OfferedNetwork(plain).methods
+    assert "source" in OfferedNetwork(plain).methods
     with pytest.raises(TypeError, match="model must be a"):
-        Network("streets")
+        OfferedNetwork("streets")
 
 
 # What is shown
@@ -585,7 +585,7 @@ def test_the_page_says_what_would_be_faster_where_it_takes_long(
 ) -> None:
     estimate = Estimate(seconds=60, plain_seconds=1, step_seconds=5, num_bytes=0)
     monkeypatch.setattr(Method, "estimate", lambda *_: estimate)
-    page = Page(Networks({"tiny": Network(tiny)}), LIMITS, tmp_path, StopSignals())
+    page = Page(Networks({"tiny": OfferedNetwork(tiny)}), LIMITS, tmp_path, StopSignals())
     upload = Upload(random_image(32, 48), (32, 48))
     request = validated("tiny", OFFERED, "self-adapt", [], GOOD | {"steps": 10})
     text = page._estimate(upload, request)
@@ -617,7 +617,10 @@ def test_the_page_begins_with_a_street_that_was_adapted_to(server: Served) -> No
 
 def test_a_rendered_street_is_recognised_and_scored(tmp_path: Path) -> None:
     page = Page(
-        Networks({"streets": Network(open_model("streets"))}), LIMITS, tmp_path, StopSignals()
+        Networks({"streets": OfferedNetwork(open_model("streets"))}),
+        LIMITS,
+        tmp_path,
+        StopSignals(),
     )
     file = Path(page.street("rain", 3))
     upload = read_upload(file, LIMITS)

@@ -71,7 +71,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def whole(folder: Path) -> bool:
-    """Say whether all files of a folder are pictures, those of an image all or none there."""
+    """Return True if all files of a folder are pictures, those of an image all or none there."""
     names = [path.name.rsplit("_", 1) for path in folder.iterdir()]
     for path in folder.iterdir():
         PILImage.open(path).load()

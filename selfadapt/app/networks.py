@@ -19,7 +19,7 @@ HOSTS = {"torchvision": "https://download.pytorch.org", "hf": "https://huggingfa
 TIMEOUT_S = 5
 
 
-class Network:
+class OfferedNetwork:
     """A network and the methods it supports.
 
     Args:
@@ -63,17 +63,17 @@ class Networks:
         fetch: Also offer the published networks of ``TRAINED``.
     """
 
-    def __init__(self, loaded: Mapping[str, Network], *, fetch: bool = True) -> None:
+    def __init__(self, loaded: Mapping[str, OfferedNetwork], *, fetch: bool = True) -> None:
         self.loaded = dict(loaded)
         self.fetchable = [name for name in TRAINED if fetch and name not in loaded]
-        self._fetched: dict[str, Network] = {}
+        self._fetched: dict[str, OfferedNetwork] = {}
         self._lock = Lock()
 
     def __iter__(self) -> Iterator[str]:
         yield from self.loaded
         yield from self.fetchable
 
-    def get(self, name: object) -> Network:
+    def get(self, name: object) -> OfferedNetwork:
         """Return a network; a published network is downloaded first unless it is cached.
 
         Raises:
@@ -93,11 +93,11 @@ class Networks:
                 self._fetched[name] = self._fetch(name)
             return self._fetched[name]
 
-    def _fetch(self, name: str) -> Network:
+    def _fetch(self, name: str) -> OfferedNetwork:
         check_online(HOSTS[name.partition(":")[0]])
         device = next(iter(self.loaded.values())).device
         try:
-            return Network(open_model(name).to(device))
+            return OfferedNetwork(open_model(name).to(device))
         except Exception as error:  # third-party libraries and servers raise anything
             reason = str(error).partition("\n")[0]
             raise ValueError(f"{name} could not be downloaded: {reason}") from error

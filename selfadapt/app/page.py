@@ -19,7 +19,7 @@ from torch import Tensor
 
 from selfadapt.app import charts
 from selfadapt.app.masks import masks_zip
-from selfadapt.app.networks import Network, Networks
+from selfadapt.app.networks import Networks, OfferedNetwork
 from selfadapt.app.requests import (
     MAX_LR,
     MAX_METHODS,
@@ -168,7 +168,7 @@ class Page:
         return looks, number
 
     def _method_controls(
-        self, first: str, network: Network
+        self, first: str, network: OfferedNetwork
     ) -> tuple[gr.Radio, gr.Dropdown, gr.CheckboxGroup, dict[str, Any]]:
         names = [*reversed(network.methods)]
         with gr.Accordion(
@@ -195,7 +195,7 @@ class Page:
             )
         return model, method, others, controls
 
-    def _setting_controls(self, method: str, network: Network) -> dict[str, Any]:
+    def _setting_controls(self, method: str, network: OfferedNetwork) -> dict[str, Any]:
         """Create a control for each of ``SETTINGS``; those the method has are visible."""
         method_defaults = defaults(method, network.chosen)
         values = defaults("self-adapt", network.chosen) | method_defaults
@@ -457,7 +457,7 @@ def _digest(image: Tensor) -> bytes:
     return hashlib.sha256(image.numpy().tobytes()).digest()
 
 
-def _network_info(name: str, network: Network) -> str:
+def _network_info(name: str, network: OfferedNetwork) -> str:
     trained_on = network.trained_on or "unknown images"
     return f"<p>Network: <b>{escape(name)}</b>, trained on {escape(trained_on)}.</p>"
 

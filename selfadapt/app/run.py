@@ -4,7 +4,7 @@ Example:
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2))
     >>> request = Request(model="tiny", methods={"tent": {"steps": 1}})
-    >>> [outcome] = run(Network(model), request, torch.rand(3, 32, 48))
+    >>> [outcome] = run(OfferedNetwork(model), request, torch.rand(3, 32, 48))
     >>> outcome.method, tuple(outcome.label.shape), len(outcome.losses)
     ('tent', (32, 48), 1)
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfadapt.app.networks import Network
+from selfadapt.app.networks import OfferedNetwork
 from selfadapt.app.requests import Request
 from selfadapt.labels import STREETS_9, predicted_names
 from selfadapt.method import Method, Stopped
@@ -87,7 +87,7 @@ class StopSignals:
 
 
 def run(
-    network: Network,
+    network: OfferedNetwork,
     request: Request,
     image: Tensor,
     watch: Watch = lambda *_: None,

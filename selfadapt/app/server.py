@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from selfadapt.app.gate import TICKET, Event, Gate, Ticket
-from selfadapt.app.networks import Network, Networks
+from selfadapt.app.networks import Networks, OfferedNetwork
 from selfadapt.app.page import Page
 from selfadapt.app.run import StopSignals
 from selfadapt.app.uploads import Limits
@@ -37,7 +37,11 @@ FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
 
 @contextmanager
 def application(
-    networks: Mapping[str, Network], limits: Limits, stops: StopSignals, *, local: bool = True
+    networks: Mapping[str, OfferedNetwork],
+    limits: Limits,
+    stops: StopSignals,
+    *,
+    local: bool = True,
 ) -> Iterator[Gate]:
     """Context manager of the application; uploads and results are deleted on exit.
 
@@ -134,7 +138,7 @@ def _gradio_environment(folder: Path) -> Iterator[None]:
 
 
 def serve(
-    networks: Mapping[str, Network],
+    networks: Mapping[str, OfferedNetwork],
     limits: Limits,
     host: str = LOOPBACK,
     port: int = 7860,

@@ -39,7 +39,7 @@ def _serve_arguments(parser: ArgumentParser) -> None:
 
 def _serve(args: Namespace) -> int:
     import_optional("gradio", "app")
-    from selfadapt.app.networks import Network
+    from selfadapt.app.networks import OfferedNetwork
     from selfadapt.app.server import is_local, serve
     from selfadapt.app.uploads import PIXELS, Limits
 
@@ -57,7 +57,7 @@ def _serve(args: Namespace) -> int:
     for address, model in zip(args.model, models, strict=True):
         settings = STREETS_SETTINGS["self-adapt"] if address == SHIPPED else {}
         try:
-            networks[_name(address, networks)] = Network(model, settings)
+            networks[_name(address, networks)] = OfferedNetwork(model, settings)
         except TypeError as error:  # it is not a segmentation network
             raise ValueError(str(error)) from error
     if not is_local(args.host):

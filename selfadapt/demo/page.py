@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from selfadapt.demo.pictures import Picture
-from selfadapt.demo.tables import Cell, Chart, Table
+from selfadapt.demo.tables import Chart, DemoCell, Table
 from selfadapt.version import __version__
 
 
@@ -18,11 +18,11 @@ class Scene(NamedTuple):
     pictures: Sequence[Picture]
     strip: Sequence[Picture]
     """Image, before, after, and the ground truth or what changed."""
-    change: Cell
+    change: DemoCell
     """Gain in mIoU, or share of changed pixels."""
 
 
-class Section(NamedTuple):
+class DemoSection(NamedTuple):
     """A section of the page: a table and its scenes."""
 
     title: str
@@ -35,7 +35,7 @@ class Headline(NamedTuple):
     """The first image of the page, before and after."""
 
     strip: Sequence[Picture]
-    change: Cell
+    change: DemoCell
     caption: str
 
 
@@ -46,7 +46,7 @@ def page(
     legend: Sequence[tuple[str, tuple[int, int, int]]],
     chart: Chart,
     verdict: str,
-    sections: Sequence[Section],
+    sections: Sequence[DemoSection],
     footer: str,
     notes: Sequence[str] = (),
 ) -> str:

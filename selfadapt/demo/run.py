@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from selfadapt.checks import check_number
 from selfadapt.data import open_dataset
 from selfadapt.data.reading import read_image_size
-from selfadapt.demo.page import Headline, Scene, Section, page
+from selfadapt.demo.page import DemoSection, Headline, Scene, page
 from selfadapt.demo.pictures import comparison_pictures, legend, strip, visible_classes
 from selfadapt.demo.tables import (
-    Cell,
+    DemoCell,
     MethodChange,
     MethodScore,
     change_chart,
@@ -130,7 +130,7 @@ def demo(
             means[look] = [MethodScore.of(name, scores[name], times[name]) for name in methods]
             table = score_table(f"{look}, scenes: {len(domain)}", means[look])
             console.print(table.to_rich())
-            sections.append(Section(look, table, shown))
+            sections.append(DemoSection(look, table, shown))
     overall = mean_scores(means)
     if len(means) > 1:
         console.print(score_table(f"mean over {', '.join(means)}", overall).to_rich())
@@ -217,12 +217,12 @@ def demo_images(
             adapted_result = results["self-adapt"]
             pictures = comparison_pictures(image, source, adapted_result, classes)
             adapted = MethodChange.of("self-adapt", adapted_result, source)
-            badge = Cell(f"{adapted.changed:.1%} of the pixels")
+            badge = DemoCell(f"{adapted.changed:.1%} of the pixels")
             scene = Scene("", pictures, strip(pictures, labelled=False), badge)
             notes = (*picture_notes(path), *adapted_result.notes)
             if UNLIKE in notes:
                 notes += (OTHER_NETWORKS,)
-            sections.append(Section(path.name, table, [scene], notes))
+            sections.append(DemoSection(path.name, table, [scene], notes))
             for note in notes:
                 console.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
             names += visible_classes((source.label, adapted_result.label), classes)

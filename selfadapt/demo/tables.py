@@ -17,7 +17,7 @@ Tone = Literal["", "best", "good", "bad"]
 STYLES = {"": "", "best": "bold cyan", "good": "green", "bad": "red"}
 
 
-class Cell(NamedTuple):
+class DemoCell(NamedTuple):
     """A text and its style."""
 
     text: str
@@ -30,7 +30,7 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
-    rows: Sequence[tuple[Cell, ...]]
+    rows: Sequence[tuple[DemoCell, ...]]
 
     def to_rich(self) -> RichTable:
         """Return the table for the terminal."""
@@ -50,7 +50,7 @@ class Bar(NamedTuple):
     length: float
     """Share of the full width."""
     text: str
-    change: Cell
+    change: DemoCell
     cost: str
     best: bool
 
@@ -107,11 +107,11 @@ def score_table(title: str, rows: Sequence[MethodScore]) -> Table:
     lowest = min(row.ece for row in rows)
     lines = [
         (
-            Cell(row.method),
-            Cell(f"{row.miou:.1%}", "best" if row.miou == best else ""),
-            Cell("") if row is source else gain(row.miou - source.miou),
-            Cell(f"{row.ece:.1%}", "best" if row.ece == lowest else ""),
-            Cell(format_ms(row.ms)),
+            DemoCell(row.method),
+            DemoCell(f"{row.miou:.1%}", "best" if row.miou == best else ""),
+            DemoCell("") if row is source else gain(row.miou - source.miou),
+            DemoCell(f"{row.ece:.1%}", "best" if row.ece == lowest else ""),
+            DemoCell(format_ms(row.ms)),
         )
         for row in rows
     ]
@@ -142,7 +142,7 @@ def score_chart(rows: Sequence[MethodScore]) -> Chart:
     bars = [
         Bar(
             row.method, summary_of(row.method), row.miou, f"{row.miou:.1%}",
-            Cell("") if row is source else gain(row.miou - source.miou),
+            DemoCell("") if row is source else gain(row.miou - source.miou),
             f"ECE {row.ece:.1%}, {format_ms(row.ms)}", row.miou == best,
         )
         for row in rows
@@ -159,7 +159,7 @@ def change_chart(rows: Sequence[MethodChange]) -> Chart:
     bars = [
         Bar(
             row.method, summary_of(row.method), row.changed, f"{row.changed:.1%} changed",
-            Cell(""), format_ms(row.ms), row.method == "self-adapt",
+            DemoCell(""), format_ms(row.ms), row.method == "self-adapt",
         )
         for row in rows[1:]
     ]  # fmt: skip
@@ -175,10 +175,10 @@ def change_table(title: str, rows: Sequence[MethodChange]) -> Table:
     """Return the table of an image without labels."""
     lines = [
         (
-            Cell(row.method),
-            Cell(f"{row.changed:.1%}" if number else ""),
-            Cell(f"{row.confidence:.1%}"),
-            Cell(format_ms(row.ms)),
+            DemoCell(row.method),
+            DemoCell(f"{row.changed:.1%}" if number else ""),
+            DemoCell(f"{row.confidence:.1%}"),
+            DemoCell(format_ms(row.ms)),
         )
         for number, row in enumerate(rows)
     ]
@@ -244,11 +244,11 @@ def change_verdict(rows: Sequence[MethodChange]) -> str:
     )
 
 
-def gain(value: float) -> Cell:
+def gain(value: float) -> DemoCell:
     """Return a difference of mIoU in points, with its sign."""
     shown = round(100 * value, 1) + 0.0  # no -0.0
     tone: Tone = "good" if shown > 0 else "bad" if shown < 0 else ""
-    return Cell(f"{shown:+.1f}", tone)
+    return DemoCell(f"{shown:+.1f}", tone)
 
 
 def points(value: float) -> str:
