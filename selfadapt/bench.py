@@ -33,7 +33,8 @@ from selfadapt.engine.settings import Precision
 from selfadapt.files import atomic_write, csv_cell, make_folder
 from selfadapt.forecast import image_seconds
 from selfadapt.methods import Segments, create_method
-from selfadapt.models.create import create_model
+from selfadapt.models.create import create_model, open_model
+from selfadapt.models.zoo import MODELS
 from selfadapt.progress import duration
 from selfadapt.version import __version__
 from selfadapt.views import Size
@@ -92,7 +93,10 @@ class Timing:
 
 
 def workloads(
-    steps: Sequence[int], adapt: Sequence[str] | None = None, precision: Precision = "fp32"
+    steps: Sequence[int],
+    adapt: Sequence[str] | None = None,
+    precision: Precision = "fp32",
+    method: str | None = None,
 ) -> Iterator[Workload]:
     """Yield the workloads to time.
 
@@ -100,7 +104,10 @@ def workloads(
         steps: Numbers of steps.
         adapt: Name patterns of the layers to adapt. None: each network's default.
         precision: Precision of the forward passes with BatchNorm and SaN.
+        method: Name of another method, with its default settings.
     """
+    if method is not None:
+        yield Workload(method, method, {})
     yield Workload("BatchNorm forward", "source", {}, Fast(kernels=False, precision=precision))
     yield Workload("SaN forward", "san", {}, Fast(precision=precision))
     yield Workload("TTA", "tta", {})
@@ -120,6 +127,8 @@ def run_bench(
     *,
     device: torch.device,
     adapt: Sequence[str] | None = None,
+    method: str | None = None,
+    trust: bool = False,
     repeats: int = 10,
     seconds: float = 20,
     log: Callable[[str], None] = print,
@@ -128,11 +137,13 @@ def run_bench(
     """Time every network at every size; networks whose library is missing are skipped.
 
     Args:
-        networks: Names of networks.
+        networks: Names of networks, which get random weights, or what ``open_model`` takes.
         sizes: Widths and heights such as ``1280x720``.
         steps: Numbers of steps.
         device: Where to compute.
         adapt: Name patterns of the layers to adapt. None: each network's default.
+        method: Name of another method to time.
+        trust: Allow networks of the user's own code.
         repeats: Runs of each workload, after the warm-up.
         seconds: Time limit of a workload; there are fewer runs if they would take longer.
         log: Called with a line of text for each row.
@@ -145,14 +156,22 @@ def run_bench(
     rows: list[Timing] = []
     for network in networks:
         try:
-            model = create_model(network).to(device)
+            if network in MODELS:
+                model = create_model(network).to(device)
+            else:
+                model = open_model(network, trust=trust).to(device)
         except ModuleNotFoundError as error:
             log(f"{network} is skipped: {error}")
             continue
-        if (total := bench_seconds(model, parsed, steps, adapt, repeats, seconds)) is not None:
+        if (
+            total := bench_seconds(
+                model, parsed, workloads(steps, adapt, method=method), repeats, seconds
+            )
+        ) is not None:
             log(f"{network} takes about {duration(total)} on this CPU")
         counts = [
-            (work, count_operations(work, model)) for work in workloads(steps, adapt, precision)
+            (work, count_operations(work, model))
+            for work in workloads(steps, adapt, precision, method)
         ]
         for name, size in zip(sizes, parsed, strict=True):
             block = []
@@ -177,23 +196,18 @@ def run_bench(
 def bench_seconds(
     model: nn.Module,
     sizes: Sequence[Size],
-    steps: Sequence[int],
-    adapt: Sequence[str] | None,
+    works: Iterable[Workload],
     repeats: int,
     seconds: float,
 ) -> float | None:
     """Estimate the time of the benchmark of a network on a CPU; None on a GPU."""
-    method: Any = create_method("self-adapt", model, adapt=adapt, compare=False)
-    passes = {"BatchNorm forward": 1, "SaN forward": 1}
+    methods = [work.create(model) for work in works]
     total = 0.0
     for size in sizes:
-        for work in workloads(steps, adapt):
-            method.steps = work.settings.get("steps", 2 if "preset" in work.settings else 0)
+        for method in methods:
             each = image_seconds(method, size)
             if each is None:
                 return None
-            if work.name in passes:
-                each = method.estimate(*size).plain_seconds
             total += each * max(2, min(1 + repeats, ceil(seconds / each)))  # see _time
     return total
 

@@ -62,6 +62,22 @@ def test_every_work_is_timed_and_written(tmp_path: Path, capsys: Any) -> None:
     assert (tmp_path / "out/bench.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_network_and_a_method_of_ones_own_are_timed(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "timed_net.py").write_text(
+        "import torch\ndef net():\n    return torch.nn.Sequential(\n"
+        "        torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.Conv2d(4, 2, 1))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = "bench --networks timed_net:net --trust --method tent --sizes 32x32 --steps 1 -o out"
+    with pytest.raises(SystemExit) as end:
+        main([*words.split(), "--repeats", "1", "--device", "cpu"])
+    assert end.value.code == 0
+    rows = json.loads(Path("out/bench.json").read_text())["rows"]
+    assert {row["network"] for row in rows} == {"timed_net:net"}
+    assert rows[0]["work"] == "tent"
+
+
 def test_a_bench_that_is_there_is_not_replaced(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "bench.json").write_text("kept")
     with pytest.raises(SystemExit) as end:
@@ -95,7 +111,10 @@ def test_a_network_that_cannot_be_built_is_left_out(monkeypatch: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--networks resnet", "unknown network 'resnet'"),
+        ("--networks resnet", "unknown model 'resnet'"),
+        ("--networks mine:net", "mine:net is code of your own"),
+        ("--method sna", "did you mean 'san'"),
+        ("--method mine:Method", "mine:Method is code of your own"),
         ("--sizes 12", "a size is written as WIDTHxHEIGHT, such as 1280x720, got '12'"),
         ("--sizes 0x5", "a size is written as"),
         ("--steps 0", "steps and repeats must be a whole number, 1 or more, got 0"),

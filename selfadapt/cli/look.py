@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from selfadapt import MODELS
+from selfadapt import MODELS, open_model
 from selfadapt.bench import (
     COLUMNS,
     NETWORKS,
@@ -39,7 +39,7 @@ from selfadapt.demo.run import DEFAULT_SETTINGS, STREETS_SETTINGS
 from selfadapt.devices import find_device
 from selfadapt.files import make_folder
 from selfadapt.labels import class_names
-from selfadapt.patterns import nearest
+from selfadapt.methods import check_method
 from selfadapt.streets import TARGETS
 
 
@@ -130,7 +130,12 @@ def _print_json(report: Report) -> None:
 
 
 def _bench_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), help="Names of networks.")
+    parser.add_argument(
+        "--networks", nargs="+", default=list(NETWORKS),
+        help="Names of networks, or what --model takes elsewhere: files, streets, addresses.",
+    )  # fmt: skip
+    parser.add_argument("--method", metavar="NAME", help="Time another method as well.")
+    parser.add_argument("--trust", action="store_true", help="Run your own code, MODULE:NAME.")
     parser.add_argument(
         "--sizes", nargs="+", default=list(SIZES), help="Widths and heights, such as 1280x720."
     )
@@ -153,10 +158,10 @@ def _bench_arguments(parser: ArgumentParser) -> None:
 
 
 def _bench(args: Namespace) -> int:
-    for name in args.networks:
-        if name not in MODELS:
-            names = ", ".join(MODELS)
-            raise ValueError(f"unknown network {name!r};{nearest(name, MODELS)} known: {names}")
+    if args.method is not None:
+        check_method(args.method, {})
+    for name in set(args.networks) - set(MODELS):
+        open_model(name, trust=args.trust)  # errors come before the run
     for number in (args.repeats, *args.steps):
         check_number("steps and repeats", number, 1, whole=True)
     device = find_device(args.device)
@@ -174,7 +179,7 @@ def _bench(args: Namespace) -> int:
 
     rows = run_bench(
         args.networks, args.sizes, args.steps, device=device, adapt=args.adapt,
-        repeats=args.repeats, keep=save,
+        method=args.method, trust=args.trust, repeats=args.repeats, keep=save,
     )  # fmt: skip
     table = Table(*COLUMNS, box=SIMPLE_HEAD)
     for row in rows:
