@@ -21,11 +21,12 @@ all: test
 demo: .venv/done
 	$(BIN)/selfadapt demo -o demo --overwrite
 
+# One thread for each of two workers: more would wait for each other.
 check: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
 
 test: lint browser
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: .venv/done
 	$(BIN)/ruff check .

@@ -124,7 +124,7 @@ class Page:
             event = partial(gr.on, preprocess=False, api_visibility="private")
             silent = partial(event, show_progress="hidden")
 
-            silent(blocks.load, self.street, [look, seed], image)
+            street = silent(blocks.load, self.street, [look, seed], image)
             example = silent(blocks.load, self.example, None, results)
             running = event(
                 start.click, self.adapt, inputs, [status, *results], show_progress_on=status,
@@ -132,7 +132,8 @@ class Page:
             )  # fmt: skip
             silent(stop.click, self.stop, None, status, concurrency_limit=None)
             silent(stop.click, cancels=running)
-            silent([start.click, image.upload], cancels=example)  # else it replaces their result
+            # A visitor who is quicker than these keeps the own image and result.
+            silent([start.click, image.upload], cancels=[street, example])
             blocks.unload(self.disconnect)
 
             checked = {"fn": self.check, "inputs": inputs, "outputs": [image, status]}
