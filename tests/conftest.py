@@ -16,6 +16,13 @@ collect_ignore_glob = []
 if os.environ.get("TRITON_INTERPRET") != "1":  # see test_fast_kernels.py
     collect_ignore_glob += ["interpret*.py"]
 
+SLOW_MODULES = {
+    "app_browser", "app_photographs", "app_security", "bench", "contract", "demo", "docs",
+    "export", "fast_kernels", "fast_reuse", "graphs", "guards", "install", "journal", "models",
+    "parity", "photographs", "predict_run", "predict_video", "protocol", "readme", "report",
+    "resume", "shipped", "train", "weights", "zoo",
+}  # fmt: skip
+"""Names of test modules that start processes, serve pages or run large networks."""
 DATA = Path(os.environ.get("SELFADAPT_DATA", Path(__file__).resolve().parents[2] / "shared"))
 
 
@@ -128,3 +135,11 @@ def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
             assert torch.equal(after["grads"][name][1], grad[1]), f"the gradient of {name} changed"
     for part in ("storage", "requires_grad", "modules", "attributes", "keys"):
         assert before[part] == after[part], f"{part} changed"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of slow modules."""
+    for item in items:
+        if item.path.stem.removeprefix("test_") in SLOW_MODULES:
+            item.add_marker(pytest.mark.slow)
