@@ -238,7 +238,7 @@ class Method(ABC):
         noise, rates = self._noise(), self._rates
         assert rates is not None
         start = time.perf_counter()
-        self.compute(self._network(), noise)
+        self.compute(self.engine.network(self.san, self._tuned), noise)  # without on_step
         return (time.perf_counter() - start) / (rates.forward * noise[0].numel()), 0.0
 
     def explain(self) -> Explanation:

@@ -244,3 +244,17 @@ def test_a_budget_counts_for_subclasses_too(tiny: nn.Module, image: Tensor) -> N
     assert not result.losses
     assert any("too little to adapt" in note for note in result.notes)
     assert len(Stepping(tiny, steps=2, budget_ms=60_000)(image).losses) == 2
+
+
+class Unmeasured(SelfAdapt):
+    """Does not say how many passes it takes."""
+
+    work = Method.work
+
+
+def test_the_time_of_a_method_that_does_not_say_its_work_is_measured(tiny: nn.Module) -> None:
+    method, calls = Unmeasured(tiny, steps=3), []
+    method.on_step = lambda number, loss: calls.append(number)
+    estimate = method.estimate(256, 256)
+    assert estimate.seconds > 2 * estimate.plain_seconds
+    assert calls == []

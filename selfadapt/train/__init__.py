@@ -2,13 +2,12 @@
 
 from selfadapt.train.augment import AugmentConfig
 from selfadapt.train.loop import train
-from selfadapt.train.recipe import MachineConfig, ModelConfig, TrainConfig, settings
+from selfadapt.train.recipe import MachineConfig, ModelConfig, TrainConfig
 
 __all__ = [
     "AugmentConfig",
     "MachineConfig",
     "ModelConfig",
     "TrainConfig",
-    "settings",
     "train",
 ]

@@ -4,7 +4,7 @@ Every field is a key of the YAML file and a flag of ``selfadapt train``.
 """
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -215,13 +215,3 @@ class TrainConfig:
             if content[domain] is not None:
                 del content[domain]["root"]
         return content
-
-
-def settings() -> list[str]:
-    """Return the names of all settings of a recipe, nested ones as PART.NAME."""
-    parts = {
-        "model": ModelConfig, "source": DataConfig, "validation": DataConfig,
-        "augment": AugmentConfig, "machine": MachineConfig,
-    }  # fmt: skip
-    inner = [f"{part}.{f.name}" for part, kind in parts.items() for f in fields(kind)]
-    return [f.name for f in fields(TrainConfig)] + inner
