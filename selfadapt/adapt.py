@@ -8,7 +8,8 @@
 
 The paper leaves open which statistics BatchNorm uses inside the loop. The mode decides: ``paper``
 uses SaN with alpha there as everywhere; ``official`` does what the released code does: image
-statistics alone, with running statistics that follow the image from step to step.
+statistics alone, with running statistics that follow the image from step to step. ``auto`` is
+``paper`` with another loss and other steps, and adapts only where that helps (auto.py).
 """
 
 import inspect
@@ -22,25 +23,28 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from selfadapt import auto
 from selfadapt.budget import TimeBudget, as_tuple, with_preset
 from selfadapt.checks import check_number
 from selfadapt.computed import Computed
 from selfadapt.engine import RECORD_AT, Fast, Network
-from selfadapt.losses import CrossEntropy, Loss, find_loss
+from selfadapt.losses import FUSED, Loss, find_loss
 from selfadapt.method import Method, check_steps
 from selfadapt.models.interface import Interface
-from selfadapt.modes import MODES, ModeName
+from selfadapt.modes import MODES, ModeName, check_mode
 from selfadapt.norm import Alpha
 from selfadapt.pseudo import check_psi, ignore_label, pseudo_label
 from selfadapt.steps import StepRule, find_step_rule, fixed_length
 from selfadapt.views import SCALES, Size, View, size_of
 
-LR = {"paper": 0.02, "official": 0.05}
-"""Learning rate of each mode, chosen on the validation domain."""
 STEP_LENGTH = 0.05
 """Learning rate of steps of fixed length, the same for all architectures."""
 NO_PIXEL = (
     "no pixel is confident enough for a pseudo-label: the network was not adapted to this image"
+)
+NOT_NEEDED = (
+    "the image is like those the network was trained on: this is its prediction with SaN, "
+    "without adaptation"
 )
 
 
@@ -51,13 +55,14 @@ class SelfAdapt(Method):
         model: Any segmentation network. It is never modified.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
         psi: Confidence threshold of the pseudo-label, 0 to 1.
-        lr: Learning rate of the steps (eta in the paper). None: 0.02; 0.05 in official mode and
-            for steps of fixed length.
+        lr: Learning rate of the steps (eta in the paper). None: 0.05 for steps of fixed length
+            and in official mode, else 0.02.
         steps: Number of steps.
-        loss: Name in ``LOSSES``, or a function of scores and labels. ``cross-entropy``;
-            ``smoothed-cross-entropy`` has a label smoothing of 0.1.
-        step: Step rule: name in ``STEP_RULES``, or a function of weights, gradients and lr.
-            ``gradient-descent``; ``fixed-length``: every step has the length lr.
+        loss: Name in ``LOSSES``, or a function of scores and labels. None: the mode's.
+            ``cross-entropy``; ``smoothed-cross-entropy`` has a label smoothing of 0.1;
+            ``balanced-cross-entropy`` has it, too, and lets rare classes count for more.
+        step: Step rule: name in ``STEP_RULES``, or a function of weights, gradients and lr. None:
+            the mode's. ``gradient-descent``; ``fixed-length``: every step has the length lr.
         scales: Scales of the views, each taken plain and flipped in gray.
         step_scale: Scale of the image that the steps are taken on, up to 1.
         final_scales: Scales of views that the adapted network also predicts, to be averaged with
@@ -69,7 +74,10 @@ class SelfAdapt(Method):
             and at least one forward pass. Loading the image is not included, nor compilation on a
             GPU for the first images.
         adapt: Name patterns of the layers to adapt. None: the network's default.
-        mode: ``paper``: the equations as written; ``official``: the released code, to the number.
+        mode: ``auto``: ``balanced-cross-entropy`` and steps of ``fixed-length``, adapts where the
+            image is unlike the training data, with calibrated probabilities and an estimate of the
+            quality; ``paper``: the equations as written; ``official``: the released code, to the
+            number.
         views: Views to take instead of those that ``scales`` gives.
         max_pixels: Larger images are scaled down to this many pixels, and the result is scaled
             up again. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
@@ -80,7 +88,7 @@ class SelfAdapt(Method):
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
-        >>> method = SelfAdapt(model, steps=2)
+        >>> method = SelfAdapt(model, steps=2, mode="paper")
         >>> result = method(torch.rand(3, 32, 48))
         >>> tuple(result.label.shape), len(result.losses)
         ((32, 48), 2)
@@ -94,8 +102,8 @@ class SelfAdapt(Method):
         psi: float = 0.7,
         lr: float | None = None,
         steps: int = 10,
-        loss: str | Loss = "cross-entropy",
-        step: str | StepRule = "gradient-descent",
+        loss: str | Loss | None = None,
+        step: str | StepRule | None = None,
         scales: Sequence[float] = SCALES,
         step_scale: float = 1.0,
         final_scales: Sequence[float] = (),
@@ -103,7 +111,7 @@ class SelfAdapt(Method):
         preset: Literal["realtime"] | None = None,
         budget_ms: float | None = None,
         adapt: Sequence[str] | None = None,
-        mode: ModeName = "paper",
+        mode: ModeName = "auto",
         views: Iterable[View] | None = None,
         max_pixels: int | None = None,
         compare: bool = True,
@@ -118,17 +126,21 @@ class SelfAdapt(Method):
         settings = with_preset(preset, given, inspect.signature(SelfAdapt).parameters)
         check_psi(psi)
         check_steps(settings["steps"], 1.0 if settings["lr"] is None else settings["lr"])
+        check_mode(mode, max_pixels)
+        loss = MODES[settings["mode"]].loss if loss is None else loss
+        step = MODES[settings["mode"]].step if step is None else step
         find_loss(loss), find_step_rule(step)  # refuse unknown names before the network is run
         check_number("step_scale", settings["step_scale"], 0.01, 1)
         check_number("final_weight", settings["final_weight"], 0, 1)
         budget = None if budget_ms is None else TimeBudget(budget_ms)
         super().__init__(
-            model, alpha=alpha, mode=mode, max_pixels=max_pixels, compare=compare, fast=fast,
-            interface=interface,
+            model, alpha=alpha, mode=settings["mode"], max_pixels=max_pixels, compare=compare,
+            fast=fast, interface=interface,
         )  # fmt: skip
         self.psi = psi
         self.loss, self.step = loss, step
-        default_lr = STEP_LENGTH if find_step_rule(step) is fixed_length else LR[mode]
+        is_fixed = find_step_rule(step) is fixed_length
+        default_lr = STEP_LENGTH if is_fixed else MODES[self.mode].lr
         self.lr = default_lr if settings["lr"] is None else settings["lr"]
         self.steps, self.step_scale = settings["steps"], settings["step_scale"]
         self.final_scales, self.final_weight = settings["final_scales"], settings["final_weight"]
@@ -144,15 +156,23 @@ class SelfAdapt(Method):
 
     def compute(self, network: Network, image: Tensor) -> Computed:
         """Adapt the network to its pseudo-label of the image, and predict."""
+        is_auto = self.mode == "auto"
+        if is_auto:
+            source, san = self._source_network().logits(image), network.logits(image)
+            share = auto.adapted_share(auto.shift(source, san))
+            if not any(self.san.converted.values()):  # nothing tells a shift
+                share = torch.ones_like(share)
         small = image if self.step_scale == 1 else View(self.step_scale).make(image)
         fused = network.mean_probs(image, self.views, size_of(small))  # Eq. 1
         ignore = ignore_label(len(fused))
         target = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
         is_empty = (target == ignore).all()
         loss, rule = self._loss_for(target, is_empty), find_step_rule(self.step)
-        losses = []
+        losses, steps = [], self.steps if self._num_steps is None else self._num_steps
+        if is_auto and not image.is_cuda and share == 0:  # a recording cannot branch
+            steps = 0
         with self._loop_statistics(network):
-            for _ in range(self.steps if self._num_steps is None else self._num_steps):
+            for _ in range(steps):
                 if network.deadline < inf and time.perf_counter() > network.deadline:
                     break
                 losses.append(network.step(small, loss, self.lr, rule))
@@ -161,19 +181,30 @@ class SelfAdapt(Method):
             mean = network.mean_probs(image, self._final_views)[None]
             probs = logits.softmax(dim=1).lerp_(mean, self.final_weight)
             logits = probs.clamp_min_(1e-30).log_()
+        warnings, estimate = {NO_PIXEL: is_empty} if losses else {}, {}
+        if is_auto:
+            probs = san.softmax(dim=1)[0]
+            expected = auto.expected_confidence(probs, fused)
+            probs.lerp_(logits.softmax(dim=1)[0], share)
+            logits = auto.calibrated(probs, expected)[None]
+            warnings[NOT_NEEDED] = share == 0
+            estimate = {
+                "quality": auto.quality(expected, len(probs)), "source_logits": source,
+            }  # fmt: skip
         return Computed(
             logits=logits,
             fused=fused,
             pseudo_label=target,
             losses=[value.masked_fill(is_empty, 0.0) for value in losses],
-            warnings={NO_PIXEL: is_empty} if losses else {},
-            notes=self._steps_note(len(losses)),
+            warnings=warnings,
+            notes=self._steps_note(len(losses)) if steps else (),
+            **estimate,
         )
 
     def _loss_for(self, target: Tensor, is_empty: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the loss of logits; its gradient is zero if no pixel has a label."""
         loss = find_loss(self.loss)
-        if isinstance(loss, CrossEntropy):  # its gradient is zero then
+        if isinstance(loss, FUSED):  # its gradient is zero then
             return lambda logits: loss(logits, target[None])
         return lambda logits: loss(torch.where(is_empty, logits.detach(), logits), target[None])
 
@@ -187,7 +218,7 @@ class SelfAdapt(Method):
         loss, rule = find_loss(self.loss), find_step_rule(self.step)
         cost = "on scores at full size"
         if self.engine.plan().runs("kernels"):
-            is_fused = isinstance(loss, CrossEntropy)
+            is_fused = isinstance(loss, FUSED)
             cost = (
                 "computed before scores are upsampled"
                 if is_fused
@@ -200,7 +231,8 @@ class SelfAdapt(Method):
     def work(self) -> tuple[float, float]:
         """Return the number of forward passes and steps per image, without the one to compare."""
         steps = self.steps * self._area([View(self.step_scale)])
-        return self._area(self.views) + 1 + self._area(self._final_views), steps
+        looks = 2 - self.compare if self.mode == "auto" else 0
+        return self._area(self.views) + 1 + self._area(self._final_views) + looks, steps
 
     # within a budget
 
@@ -213,16 +245,19 @@ class SelfAdapt(Method):
         """Take as many steps as there is time for on a CPU, and at least one forward pass."""
         estimate = self.estimate(*size_of(image))
         plain, start, source = estimate.plain_seconds, time.perf_counter(), None
-        if self.compare:
+        looks = 2 if self.mode == "auto" else 0  # without and with SaN, in ``compute``
+        if self.compare and not looks:
             source = self._source_network().logits(image)
             plain = max(plain, time.perf_counter() - start)
         last = (1 + self._area(self._final_views)) * plain
         step = estimate.step_seconds * plain / estimate.plain_seconds  # as slow as the pass was
         left = deadline - time.perf_counter()
-        if left >= self._area(self.views) * plain + last:
+        if left >= (self._area(self.views) + looks) * plain + last:
             network = self._network()
             network.deadline = deadline - last - step
-            return replace(self.compute(network, image), source_logits=source)
+            computed = self.compute(network, image)
+            source = computed.source_logits if source is None else source
+            return replace(computed, source_logits=source if self.compare else None)
         kind = "with SaN"
         if source is not None and left < 0:
             logits, kind = source, "of the network as trained"

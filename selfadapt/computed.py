@@ -33,6 +33,8 @@ class Computed:
     """Labels the network was adapted to ``(H, W)``."""
     losses: Sequence[Tensor] = ()
     """Loss before each step."""
+    quality: Tensor | None = None
+    """Estimate of the prediction's mean IoU, a number in [0, 1]."""
     warnings: Mapping[str, Tensor] = field(default_factory=dict)
     """Notes that apply where their tensor is True."""
     notes: tuple[str, ...] = ()

@@ -7,13 +7,14 @@ left out are labelled ``ignore_label(C)``: 255, or -1 where 255 is a class.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from selfadapt.checks import check_number
 from selfadapt.own import is_own, not_trusted
 from selfadapt.patterns import nearest
-from selfadapt.pseudo import ignore_label
+from selfadapt.pseudo import class_counts, ignore_label
 from selfadapt.views import constant
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -62,8 +63,46 @@ class CrossEntropy:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class BalancedCrossEntropy:
+    """Cross-entropy in which rare classes count, towards labels that are not certain.
+
+    A pixel weighs ``1 / sqrt(n)`` for the ``n`` pixels of its class, so that large classes do not
+    drive out small ones, and a share of the loss asks for equal probabilities, so that the network
+    does not grow as sure as hard labels would make it. Like ``CrossEntropy`` it is computed before
+    scores are upsampled on a GPU.
+
+    Args:
+        label_smoothing: That share, 0 to 1.
+
+    Example:
+        >>> import torch
+        >>> loss = BalancedCrossEntropy()
+        >>> loss(torch.zeros(1, 2, 1, 3), torch.tensor([[[0, 1, 255]]]))
+        tensor(0.6931)
+    """
+
+    label_smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_number("label_smoothing", self.label_smoothing, 0, 1)
+
+    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of scores ``(1, C, H, W)`` for labels ``(1, H, W)``."""
+        num_classes = logits.shape[1]
+        ignore = ignore_label(num_classes)
+        weight = class_counts(target, num_classes).clamp_min(1).rsqrt()
+        hard = F.cross_entropy(logits, target, weight, ignore_index=ignore)
+        even = F.cross_entropy(logits, target, ignore_index=ignore, label_smoothing=1.0)
+        even = torch.where(even.isinf(), 0.0, even)  # a class is ruled out by a score of -inf
+        return (1 - self.label_smoothing) * hard + self.label_smoothing * even
+
+
+FUSED = (CrossEntropy, BalancedCrossEntropy)
+"""Losses that are computed before scores are upsampled on a GPU."""
 LOSSES: dict[str, Loss] = {
     "cross-entropy": CrossEntropy(),
+    "balanced-cross-entropy": BalancedCrossEntropy(),
     "smoothed-cross-entropy": CrossEntropy(label_smoothing=0.1),
 }
 

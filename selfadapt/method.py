@@ -47,8 +47,8 @@ from selfadapt.pseudo import view_confidence
 from selfadapt.result import ResizedMap, Result
 from selfadapt.views import Size, View, size_of, usable_views
 
-LOW_CONFIDENCE = 0.6
-"""Confidence of the views' mean below which most predictions for streets were poor."""
+LOW_CONFIDENCE, LOW_QUALITY = 0.6, 0.25
+"""Confidence of the views' mean, and quality, below which most masks of streets were poor."""
 UNLIKE = (
     "this image looks unlike those the network was trained on (low confidence over its views): "
     "look at the mask before you rely on it"
@@ -78,7 +78,8 @@ class Method(ABC):
         model: Any segmentation network.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
         mode: ``paper``: the equations as written; ``official``: size cap, resampling of views,
-            thresholds and the statistics inside a loop of steps are those of the released code.
+            thresholds and the statistics inside a loop of steps are those of the released code;
+            ``auto`` differs from ``paper`` in self-adaptation only.
         max_pixels: Larger images are scaled down to this many pixels, and the result is scaled
             up again. None: 2097152 (1024 x 2048); in official mode always exactly 1024 x 2048.
         compare: Also predict with the network as trained, for before and after.
@@ -152,7 +153,7 @@ class Method(ABC):
 
     @property
     def mode(self) -> ModeName:
-        """``paper`` or ``official``. Read-only, as the defaults of other settings depend on it."""
+        """Name in ``MODES``. Read-only, as the defaults of other settings depend on it."""
         return self._mode
 
     @property
@@ -269,18 +270,20 @@ class Method(ABC):
             if is_finite(plain.logits, plain.probs):
                 return replace(
                     computed, logits=plain.logits, probs=plain.probs, fused=fused,
-                    pseudo_label=label, notes=(f"{trouble}: {note}",), warnings={},
+                    pseudo_label=label, quality=None, notes=(f"{trouble}: {note}",), warnings={},
                 )  # fmt: skip
             trouble += ", and SaN's prediction is not finite"
         raise ValueError("the network's own prediction for this image is not finite")
 
     def _compute_all(self, image: Tensor) -> Computed:
-        source = self._source_network().logits(image) if self.compare else None
         computed = self.compute(self._network(), image)
         if not isinstance(computed, Computed):
             name = f"{type(self).__name__}.compute"
             raise TypeError(f"{name} must return a Computed, got {type(computed).__name__}")
-        return replace(computed, source_logits=source)
+        source = computed.source_logits
+        if source is None and self.compare:
+            source = self._source_network().logits(image)
+        return replace(computed, source_logits=source if self.compare else None)
 
     def _result(self, computed: Computed, size: Size) -> Result:
         """Make a result of the given size."""
@@ -295,7 +298,9 @@ class Method(ABC):
         fused, label = computed.fused, computed.pseudo_label
         source = computed.source_logits, computed.source_probs
         has_source = any(values is not None for values in source)
-        if fused is not None and view_confidence(fused) < LOW_CONFIDENCE:
+        quality = None if computed.quality is None else float(computed.quality)
+        is_doubtful = fused is not None and bool(view_confidence(fused) < LOW_CONFIDENCE)
+        if is_doubtful or (quality is not None and quality < LOW_QUALITY):
             notes.insert(0, UNLIKE)
         if has_source and not is_finite(*source):
             notes.append("the source network's prediction is not finite")
@@ -309,6 +314,7 @@ class Method(ABC):
             fused_probs=None if fused is None else _probs_at(None, fused, size),
             pseudo_label=label,
             losses=tuple(losses),
+            quality=quality,
             notes=tuple(notes),
         )
 

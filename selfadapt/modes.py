@@ -1,4 +1,4 @@
-"""The two modes, by name: the paper as written, and the released code as it behaves."""
+"""The modes, by name: ours, the paper as written, and the released code as it behaves."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -10,12 +10,12 @@ from torch import Tensor
 from selfadapt.patterns import nearest
 from selfadapt.views import OfficialView, Size, View, pil_resize, resize, size_of
 
-ModeName = Literal["paper", "official"]
+ModeName = Literal["auto", "paper", "official"]
 
 
 @dataclass(frozen=True)
 class Mode:
-    """Differences between the two modes."""
+    """Differences between the modes."""
 
     momentum: float | None
     """Momentum of the running statistics inside a loop of steps; None: SaN, and they stay."""
@@ -25,11 +25,25 @@ class Mode:
     """How views are resampled."""
     size: Size | None
     """What larger images are resized to; None: down to the budget, with their aspect ratio."""
+    loss: str = "cross-entropy"
+    """Default loss of the steps."""
+    step: str = "gradient-descent"
+    """Default step rule."""
+    lr: float = 0.02
+    """Default learning rate of gradient descent, chosen on the validation domain."""
 
 
 MODES = {
+    "auto": Mode(
+        momentum=None,
+        strict=False,
+        view=View,
+        size=None,
+        loss="balanced-cross-entropy",
+        step="fixed-length",
+    ),
     "paper": Mode(momentum=None, strict=False, view=View, size=None),
-    "official": Mode(momentum=0.1, strict=True, view=OfficialView, size=(1024, 2048)),
+    "official": Mode(momentum=0.1, strict=True, view=OfficialView, size=(1024, 2048), lr=0.05),
 }
 MAX_PIXELS = 1024 * 2048
 """Default of ``max_pixels``: larger images are scaled down to this many pixels."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from numbers import Real
 
+import torch
 from torch import Tensor
 
 IGNORE = 255
@@ -40,6 +41,24 @@ def fuse(probs: Iterable[Tensor], num_views: int | None = None) -> Tensor:
     return total.div_(num_views or num) if num > 1 else total / (num_views or num)
 
 
+def class_counts(label: Tensor, num_classes: int) -> Tensor:
+    """Return the number of pixels of each class; labels that are no class do not count.
+
+    Unlike ``torch.bincount`` it does not wait for a GPU.
+
+    Example:
+        >>> import torch
+        >>> class_counts(torch.tensor([[0, 0, 2], [2, 2, 255]]), 3)
+        tensor([2., 0., 3.])
+    """
+    return torch.histc(label.float(), num_classes, min=-0.5, max=num_classes - 0.5)
+
+
+def confidence(probs: Tensor) -> Tensor:
+    """Return the mean probability of the most likely class of each pixel ``(C, H, W)``."""
+    return probs.amax(dim=0).mean()
+
+
 def view_confidence(probs: Tensor) -> Tensor:
     """Return how sure the views' mean prediction is over the image: 0 is chance, 1 certainty.
 
@@ -55,7 +74,7 @@ def view_confidence(probs: Tensor) -> Tensor:
         tensor(0.5000)
     """
     chance = 1 / len(probs)
-    return (probs.amax(dim=0).mean() - chance) / (1 - chance)
+    return (confidence(probs) - chance) / (1 - chance)
 
 
 def pseudo_label(
@@ -85,9 +104,9 @@ def pseudo_label(
     check_psi(psi)
     if 0 <= ignore < len(probs):
         raise ValueError(f"ignore must not be one of the {len(probs)} classes, got {ignore}")
-    confidence, label = probs.max(dim=0)
+    highest, label = probs.max(dim=0)
     threshold = (psi * probs.amax(dim=(1, 2)))[label]
-    kept = confidence > threshold if strict else confidence >= threshold
+    kept = highest > threshold if strict else highest >= threshold
     return label.masked_fill(~kept, ignore)
 
 

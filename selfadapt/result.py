@@ -144,6 +144,9 @@ class Result:
     class."""
     losses: tuple[float, ...] = ()
     """Loss before each step: cross-entropy to the pseudo-label, or an entropy."""
+    quality: float | None = None
+    """How good the label probably is: an estimate of its mean IoU without labels, 0 to 1; made by
+    self-adaptation in ``auto`` mode."""
     seconds: float = 0.0
     """Time the call took."""
     notes: tuple[str, ...] = ()
@@ -155,9 +158,10 @@ class Result:
 
     def __repr__(self) -> str:
         height, width = self.label.shape
+        quality = "" if self.quality is None else f"quality {self.quality:.2f}, "
         return (
             f"Result({width}x{height}, {self.num_classes} classes, {len(self.losses)} steps, "
-            f"{self.seconds:.2f} s, notes={self.notes})"
+            f"{quality}{self.seconds:.2f} s, notes={self.notes})"
         )
 
     @property

@@ -107,7 +107,7 @@ def test_paper_mode_is_the_papers_equations(alpha, scales, steps, psi, lr, dtype
     model = seeded(TinyNet).to(dtype)
     image = random_image(19, 26)
     method = SelfAdapt(
-        model, alpha=alpha, psi=psi, lr=lr, steps=steps, scales=scales,
+        model, mode="paper", alpha=alpha, psi=psi, lr=lr, steps=steps, scales=scales,
         adapt=["body", "norm2", "head"],
     )  # fmt: skip
     result = method(image)
@@ -274,7 +274,7 @@ def test_a_checkpointed_network_adapts_as_without(mode: Any, image: Tensor) -> N
     result = SelfAdapt(model, mode=mode, **settings)(image)
     assert_same(before, snapshot(model))
     if mode == "paper":
-        expected = SelfAdapt(seeded(TinyNet), **settings)(image)
+        expected = SelfAdapt(seeded(TinyNet), mode=mode, **settings)(image)
         assert result.losses == pytest.approx(expected.losses, abs=1e-5)
 
 
@@ -306,7 +306,7 @@ def test_a_scripted_part_keeps_its_flag(image: Tensor) -> None:
 
 
 def test_autocast_of_the_caller_is_kept_and_the_steps_work(tiny: nn.Module, image: Tensor) -> None:
-    method = SelfAdapt(tiny, steps=3, adapt=["*"], lr=0.1)
+    method = SelfAdapt(tiny, mode="paper", steps=3, adapt=["*"], lr=0.1)
     expected = method(image).losses
     with torch.autocast("cpu", torch.bfloat16):
         losses = method(image).losses
@@ -340,9 +340,9 @@ def test_dropout_stays_off(image: Tensor) -> None:
 
 def test_adapting_changes_the_prediction_and_lowers_the_loss(image: Tensor) -> None:
     model = seeded(TinyNet)
-    result = SelfAdapt(model, steps=8)(image)
+    result = SelfAdapt(model, mode="paper", steps=8)(image)
     assert list(result.losses) == sorted(result.losses, reverse=True)
-    unadapted = SelfAdapt(model, steps=0)(image)
+    unadapted = SelfAdapt(model, mode="paper", steps=0)(image)
     assert not torch.equal(result.probs, unadapted.probs)
     torch.testing.assert_close(result.confidence, result.probs.amax(dim=0))
     assert result.seconds > 0
@@ -402,7 +402,7 @@ def test_without_a_pseudo_label_statistics_alone_follow_as_in_the_released_code(
 
 
 def test_an_exploding_loss_falls_back_to_san(tiny: nn.Module, image: Tensor) -> None:
-    result = SelfAdapt(tiny, lr=3e38, adapt=["*"])(image)
+    result = SelfAdapt(tiny, mode="paper", lr=3e38, adapt=["*"])(image)
     assert not all(map(math.isfinite, result.losses))
     assert "lr may be too high: this is the prediction with SaN" in result.notes[-1]
     assert torch.equal(result.probs, san_probs(tiny, image))
@@ -421,10 +421,10 @@ class NaNWhere(TinyNet):
 
 def test_a_rising_loss_is_noted(tiny: nn.Module, image: Tensor) -> None:
     model = seeded(TinyNet, seed=3)
-    result = SelfAdapt(model, lr=30.0, steps=2, adapt=["*"])(image)
+    result = SelfAdapt(model, mode="paper", lr=30.0, steps=2, adapt=["*"])(image)
     assert result.losses[1] > result.losses[0]
     assert "the loss rose from" in result.notes[-1]
-    assert "the loss rose" not in str(SelfAdapt(tiny, steps=2)(image).notes)
+    assert "the loss rose" not in str(SelfAdapt(tiny, mode="paper", steps=2)(image).notes)
 
 
 def test_views_the_network_cannot_digest_fall_back_to_san(image: Tensor) -> None:
@@ -519,7 +519,8 @@ def test_views_of_ones_own_kind_are_kept(tiny: nn.Module, image: Tensor) -> None
 
 def test_each_mode_has_its_own_learning_rate(tiny: nn.Module) -> None:
     assert SelfAdapt(tiny, mode="official").lr == 0.05
-    assert SelfAdapt(tiny).lr < 0.05
+    assert SelfAdapt(tiny, mode="paper").lr < 0.05
+    assert SelfAdapt(tiny, mode="auto").lr == 0.05
     assert SelfAdapt(tiny, lr=0.3).lr == 0.3
 
 
@@ -565,12 +566,12 @@ def test_printing_says_what_will_be_done(tiny: nn.Module, image: Tensor) -> None
     for part in (
         "TinyNet, alpha={'norm1': 0.3",
         "steps=10",
-        "mode='paper'",
+        "mode='auto'",
         "0.25 flipped gray",
         "0.485",
     ):
         assert part in text
-    result = SelfAdapt(tiny, steps=2)(image)
+    result = SelfAdapt(tiny, mode="paper", steps=2)(image)
     assert repr(result).startswith("Result(48x32, 3 classes, 2 steps")
 
 

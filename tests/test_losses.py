@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from conftest import TinyNet, random_image, seeded
 from runs import run_cli
 from selfadapt import SelfAdapt
-from selfadapt.adapt import LR, STEP_LENGTH
+from selfadapt.adapt import STEP_LENGTH
 from selfadapt.images import to_pil
-from selfadapt.losses import CrossEntropy
+from selfadapt.losses import BalancedCrossEntropy, CrossEntropy
+from selfadapt.modes import MODES
 from selfadapt.steps import fixed_length
 
 
@@ -19,8 +20,8 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def test_a_function_is_a_loss(tiny: nn.Module, image: Tensor) -> None:
-    expected = SelfAdapt(tiny, steps=3)(image)
-    result = SelfAdapt(tiny, steps=3, loss=cross_entropy)(image)
+    expected = SelfAdapt(tiny, mode="paper", steps=3)(image)
+    result = SelfAdapt(tiny, mode="paper", steps=3, loss=cross_entropy)(image)
     assert torch.equal(result.probs, expected.probs)
     assert result.losses == expected.losses
 
@@ -29,7 +30,7 @@ def test_a_function_is_a_loss(tiny: nn.Module, image: Tensor) -> None:
 def test_smoothing_and_class_weights_are_those_of_torch(weights: Any, image: Tensor) -> None:
     model = seeded(TinyNet)
     loss = CrossEntropy(label_smoothing=0.2, class_weights=weights)
-    result = SelfAdapt(model, steps=1, loss=loss, alpha=0)(image)
+    result = SelfAdapt(model, mode="paper", steps=1, loss=loss, alpha=0)(image)
     tensor = None if weights is None else torch.tensor(weights)
     scores = result.source_probs[None].log()
     expected = F.cross_entropy(
@@ -39,11 +40,13 @@ def test_smoothing_and_class_weights_are_those_of_torch(weights: Any, image: Ten
 
 
 def test_the_names_of_losses(tiny: nn.Module, image: Tensor) -> None:
-    by_name = SelfAdapt(tiny, steps=2, loss="smoothed-cross-entropy")(image)
-    smoothed = SelfAdapt(tiny, steps=2, loss=CrossEntropy(label_smoothing=0.1))(image)
+    by_name = SelfAdapt(tiny, mode="paper", steps=2, loss="smoothed-cross-entropy")(image)
+    smoothed = SelfAdapt(tiny, mode="paper", steps=2, loss=CrossEntropy(label_smoothing=0.1))(image)
     assert torch.equal(by_name.probs, smoothed.probs)
-    assert not torch.equal(by_name.probs, SelfAdapt(tiny, steps=2)(image).probs)
-    assert by_name.confidence.mean() < SelfAdapt(tiny, steps=2)(image).confidence.mean()
+    assert not torch.equal(by_name.probs, SelfAdapt(tiny, mode="paper", steps=2)(image).probs)
+    assert (
+        by_name.confidence.mean() < SelfAdapt(tiny, mode="paper", steps=2)(image).confidence.mean()
+    )
 
 
 @pytest.mark.parametrize("size", [0.03, 1.0])
@@ -60,10 +63,20 @@ def test_steps_of_fixed_length_do_not_depend_on_the_size_of_the_loss(
     def scaled(logits: Tensor, target: Tensor) -> Tensor:
         return size * cross_entropy(logits, target)
 
-    named = SelfAdapt(tiny, steps=3, step="fixed-length", lr=0.2)(image)
-    result = SelfAdapt(tiny, steps=3, loss=scaled, step=recorded, lr=0.2)(image)
+    named = SelfAdapt(tiny, mode="paper", steps=3, step="fixed-length", lr=0.2)(image)
+    result = SelfAdapt(tiny, mode="paper", steps=3, loss=scaled, step=recorded, lr=0.2)(image)
     assert [float(step.norm()) for step in moved] == pytest.approx([0.2] * 3, rel=1e-4)
     torch.testing.assert_close(result.probs, named.probs, rtol=0, atol=1e-5)
+
+
+def test_balance_weighs_pixels_by_the_root_of_their_class() -> None:
+    logits = torch.randn(1, 3, 5, 4, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([0] * 9 + [1] * 4 + [255] * 7).reshape(1, 5, 4)  # no pixel of class 2
+    logp = logits.log_softmax(dim=1)[0].flatten(1)
+    hard = -(logp[0, :9].sum() / 3 + logp[1, 9:13].sum() / 2) / (9 / 3 + 4 / 2)
+    even = -logp[:, :13].mean()
+    loss = BalancedCrossEntropy(label_smoothing=0.3)(logits, target)
+    torch.testing.assert_close(loss, 0.7 * hard + 0.3 * even)
 
 
 def test_a_step_of_fixed_length_stays_where_there_is_no_slope() -> None:
@@ -73,9 +86,10 @@ def test_a_step_of_fixed_length_stays_where_there_is_no_slope() -> None:
 
 
 def test_the_default_lr_is_that_of_the_step_rule(tiny: nn.Module) -> None:
-    assert SelfAdapt(tiny).lr == LR["paper"]
-    assert SelfAdapt(tiny, step="fixed-length").lr == STEP_LENGTH
-    assert SelfAdapt(tiny, step="fixed-length", lr=0.3).lr == 0.3
+    assert SelfAdapt(tiny, mode="paper").lr == MODES["paper"].lr
+    assert SelfAdapt(tiny, mode="paper", step="gradient-descent").lr == MODES["paper"].lr
+    assert SelfAdapt(tiny, mode="paper", step="fixed-length").lr == STEP_LENGTH
+    assert SelfAdapt(tiny, mode="paper", step="fixed-length", lr=0.3).lr == 0.3
 
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -90,14 +104,14 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 def test_wrong_losses_and_rules_are_explained(case: str, tiny: nn.Module) -> None:
     settings, kind, message = WRONG[case]
     with pytest.raises(kind, match=message):
-        SelfAdapt(tiny, **settings)
+        SelfAdapt(tiny, mode="paper", **settings)
 
 
 def test_wrong_values_of_a_loss_are_explained(tiny: nn.Module, image: Tensor) -> None:
     with pytest.raises(TypeError, match="a loss must return a tensor with one number"):
-        SelfAdapt(tiny, loss=lambda logits, target: logits)(image)
+        SelfAdapt(tiny, mode="paper", loss=lambda logits, target: logits)(image)
     with pytest.raises(ValueError, match="one weight for each of the 3 classes, got 2"):
-        SelfAdapt(tiny, loss=CrossEntropy(class_weights=(1.0, 2.0)))(image)
+        SelfAdapt(tiny, mode="paper", loss=CrossEntropy(class_weights=(1.0, 2.0)))(image)
     with pytest.raises(ValueError, match="label_smoothing must be a number, 0 to 1, got 2"):
         CrossEntropy(label_smoothing=2)
 

@@ -26,10 +26,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "intent": {"alphas": ALPHAS},
     "ensemble": {"alpha": 0.1, "tta": False, "scales": SCALES, "views": None},
     "self-adapt": {
-        "alpha": 0.1, "psi": 0.7, "lr": None, "steps": 10, "loss": "cross-entropy",
-        "step": "gradient-descent", "scales": SCALES, "step_scale": 1.0,
+        "alpha": 0.1, "psi": 0.7, "lr": None, "steps": 10, "loss": None,
+        "step": None, "scales": SCALES, "step_scale": 1.0,
         "final_scales": (), "final_weight": 0.5, "preset": None, "budget_ms": None, "adapt": None,
-        "views": None,
+        "views": None, "mode": "auto",
     },
 }  # fmt: skip
 COMMON: dict[str, Any] = {
@@ -133,7 +133,7 @@ def test_no_method_takes_a_setting_it_does_not_have(name: str, tiny: nn.Module) 
     everything = {key: value for own in SETTINGS.values() for key, value in own.items()}
     everything |= {"adapt": ["head"], "lr": 0.1, "rate": 0.1, "views": [View()]}
     for setting, value in everything.items():
-        if setting not in SETTINGS[name]:
+        if setting not in COMMON | SETTINGS[name]:
             with pytest.raises(TypeError, match=f"argument '{setting}'"):
                 METHODS[name](tiny, **{setting: value})
 
@@ -144,7 +144,7 @@ def test_no_method_takes_a_setting_it_does_not_have(name: str, tiny: nn.Module) 
 @pytest.mark.parametrize("name", METHODS)
 def test_settings_have_their_defaults_and_the_common_ones_come_last(name: str) -> None:
     known = settings_of(name)
-    assert {key: setting.default for key, setting in known.items()} == SETTINGS[name] | COMMON
+    assert {key: setting.default for key, setting in known.items()} == COMMON | SETTINGS[name]
     if name != "self-adapt":
         assert list(known) == [*SETTINGS[name], *COMMON]
     assert all(isinstance(setting, inspect.Parameter) for setting in known.values())
@@ -178,7 +178,7 @@ def test_printing_says_which_settings(name: str, tiny: nn.Module) -> None:
     assert ", )" not in text
     shown = SETTINGS["san" if name == "ensemble" else name]
     for setting, default in shown.items():
-        if setting not in ("lr", "scales", "views", "adapt"):
+        if setting not in ("lr", "scales", "views", "adapt", "loss", "step"):
             assert f"{setting}={default!r}" in text
     assert ("0.25 flipped gray" in text) == (name in ("tta", "memo", "self-adapt"))
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selfadapt.adapt import LR
+from selfadapt.adapt import STEP_LENGTH
 from selfadapt.checks import check_number
 from selfadapt.methods import settings_of
 from selfadapt.patterns import nearest
@@ -90,6 +90,6 @@ def defaults(method: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     parameters = settings_of(method)
     values = {name: parameters[name].default for name in SETTINGS if name in parameters}
     if "lr" in values and values["lr"] is None:
-        values["lr"] = LR["paper"]
+        values["lr"] = STEP_LENGTH
     tuned = ("alpha", "lr") if method == "self-adapt" else ("alpha",)
     return values | {name: chosen[name] for name in tuned if name in chosen and name in values}
