@@ -17,7 +17,7 @@ NO_SHIFT, FULL_SHIFT = 0.1, 0.2
 """Up to the first shift SaN's prediction is kept, from the second on the adapted one."""
 TEMPERATURES = 0.2, 8.0
 """Lowest and highest temperature that a prediction is calibrated with."""
-BISECTIONS = 16
+BISECTIONS = 20
 SAMPLE_SIDE = 128
 """The temperature is found on about as many rows and columns, evenly spread."""
 

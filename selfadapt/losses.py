@@ -18,6 +18,8 @@ from selfadapt.pseudo import class_counts, ignore_label
 from selfadapt.views import constant
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+RULED_OUT = 1e6
+"""A larger cross-entropy to equal probabilities means that a class has a score of -inf."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,10 @@ class BalancedCrossEntropy:
         """Return the loss of scores ``(1, C, H, W)`` for labels ``(1, H, W)``."""
         num_classes = logits.shape[1]
         ignore = ignore_label(num_classes)
-        weight = class_counts(target, num_classes).clamp_min(1).rsqrt()
+        weight = class_counts(target, num_classes).clamp_min(1).rsqrt().to(logits.dtype)
         hard = F.cross_entropy(logits, target, weight, ignore_index=ignore)
         even = F.cross_entropy(logits, target, ignore_index=ignore, label_smoothing=1.0)
-        even = torch.where(even.isinf(), 0.0, even)  # a class is ruled out by a score of -inf
+        even = torch.where(even > RULED_OUT, 0.0, even)
         return (1 - self.label_smoothing) * hard + self.label_smoothing * even
 
 

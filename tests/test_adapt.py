@@ -377,7 +377,7 @@ def test_a_network_that_draws_random_numbers_is_repeatable(image: Tensor) -> Non
 
 
 def san_probs(model: nn.Module, image: Tensor) -> Tensor:
-    return SelfAdapt(model, steps=0)(image).probs
+    return SelfAdapt(model, mode="paper", steps=0)(image).probs
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -586,8 +586,10 @@ def test_a_class_masked_with_minus_infinity_stays_out_at_any_size(max_pixels: in
     def masked(scores: Tensor) -> Tensor:
         return scores.masked_fill(torch.tensor([False, True, False])[:, None, None], -torch.inf)
 
-    method = SelfAdapt(seeded(lambda: TinyNet(form=masked)), steps=2, max_pixels=max_pixels)
+    settings = {"alpha": 0.5, "steps": 2, "max_pixels": max_pixels}
+    method = SelfAdapt(seeded(lambda: TinyNet(form=masked), seed=3), **settings)
     result = method(random_image(33, 47))
     assert torch.isfinite(result.probs).all()
     assert result.probs[1].max() == 0
     assert len(result.losses) == 2
+    assert max(result.losses) < 10
