@@ -154,11 +154,18 @@ class SelfAdapt(Method):
         if budget is not None and self.engine.device.type != "cuda":
             self.estimate(1, 1)  # measures, before the clock of an image runs
 
-    def compute(self, network: Network, image: Tensor) -> Computed:
-        """Adapt the network to its pseudo-label of the image, and predict."""
+    def compute(self, network: Network, image: Tensor, source: Tensor | None = None) -> Computed:
+        """Adapt the network to its pseudo-label of the image, and predict.
+
+        Args:
+            network: See ``Method``.
+            image: See ``Method``.
+            source: Class scores of the network as trained. None: they are computed.
+        """
         is_auto = self.mode == "auto"
         if is_auto:
-            source, san = self._source_network().logits(image), network.logits(image)
+            source = self._source_network().logits(image) if source is None else source
+            san = network.logits(image)
             share = auto.adapted_share(auto.shift(source, san))
             if not any(self.san.converted.values()):  # nothing tells a shift
                 share = torch.ones_like(share)
@@ -181,16 +188,14 @@ class SelfAdapt(Method):
             mean = network.mean_probs(image, self._final_views)[None]
             probs = logits.softmax(dim=1).lerp_(mean, self.final_weight)
             logits = probs.clamp_min_(1e-30).log_()
-        warnings, estimate = {NO_PIXEL: is_empty} if losses else {}, {}
+        warnings, estimate = {NO_PIXEL: is_empty} if losses else {}, None
         if is_auto:
             probs = san.softmax(dim=1)[0]
             expected = auto.expected_confidence(probs, fused)
             probs.lerp_(logits.softmax(dim=1)[0], share)
             logits = auto.calibrated(probs, expected)[None]
             warnings[NOT_NEEDED] = share == 0
-            estimate = {
-                "quality": auto.quality(expected, len(probs)), "source_logits": source,
-            }  # fmt: skip
+            estimate = auto.quality(expected, len(probs))
         return Computed(
             logits=logits,
             fused=fused,
@@ -198,7 +203,8 @@ class SelfAdapt(Method):
             losses=[value.masked_fill(is_empty, 0.0) for value in losses],
             warnings=warnings,
             notes=self._steps_note(len(losses)) if steps else (),
-            **estimate,
+            quality=estimate,
+            source_logits=source,
         )
 
     def _loss_for(self, target: Tensor, is_empty: Tensor) -> Callable[[Tensor], Tensor]:
@@ -231,8 +237,10 @@ class SelfAdapt(Method):
     def work(self) -> tuple[float, float]:
         """Return the number of forward passes and steps per image, without the one to compare."""
         steps = self.steps * self._area([View(self.step_scale)])
-        looks = 2 - self.compare if self.mode == "auto" else 0
-        return self._area(self.views) + 1 + self._area(self._final_views) + looks, steps
+        passes = self._area(self.views) + 1 + self._area(self._final_views)
+        if self.mode == "auto":  # with SaN, and as trained
+            passes += 2 - self.compare
+        return passes, steps
 
     # within a budget
 
@@ -245,18 +253,17 @@ class SelfAdapt(Method):
         """Take as many steps as there is time for on a CPU, and at least one forward pass."""
         estimate = self.estimate(*size_of(image))
         plain, start, source = estimate.plain_seconds, time.perf_counter(), None
-        looks = 2 if self.mode == "auto" else 0  # without and with SaN, in ``compute``
-        if self.compare and not looks:
+        is_auto = self.mode == "auto"
+        if self.compare or is_auto:
             source = self._source_network().logits(image)
             plain = max(plain, time.perf_counter() - start)
         last = (1 + self._area(self._final_views)) * plain
         step = estimate.step_seconds * plain / estimate.plain_seconds  # as slow as the pass was
         left = deadline - time.perf_counter()
-        if left >= (self._area(self.views) + looks) * plain + last:
+        if left >= (self._area(self.views) + is_auto) * plain + last:
             network = self._network()
             network.deadline = deadline - last - step
-            computed = self.compute(network, image)
-            source = computed.source_logits if source is None else source
+            computed = self.compute(network, image, source)
             return replace(computed, source_logits=source if self.compare else None)
         kind = "with SaN"
         if source is not None and left < 0:
@@ -264,6 +271,7 @@ class SelfAdapt(Method):
         else:
             logits = self._network().logits(image)
         note = f"{self.budget_ms:g} ms are too little to adapt: this is the prediction {kind}"
+        source = source if self.compare else None
         return Computed(logits=logits, source_logits=source, notes=(note,))
 
     def _computed(self, image: Tensor, size: Size) -> Computed:

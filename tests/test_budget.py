@@ -35,14 +35,14 @@ def test_a_budget_without_end_takes_all_steps() -> None:
 
 
 def test_a_budget_changes_the_number_of_steps_and_says_so(tiny: nn.Module, image: Tensor) -> None:
-    generous = SelfAdapt(tiny, steps=4, budget_ms=60_000)(image)
+    generous = SelfAdapt(tiny, mode="paper", steps=4, budget_ms=60_000)(image)
     assert len(generous.losses) == 4
-    assert torch.equal(generous.probs, SelfAdapt(tiny, steps=4)(image).probs)
-    none = SelfAdapt(tiny, steps=4, budget_ms=0)(image)
+    assert torch.equal(generous.probs, SelfAdapt(tiny, mode="paper", steps=4)(image).probs)
+    none = SelfAdapt(tiny, mode="paper", steps=4, budget_ms=0)(image)
     assert none.losses == ()
     assert none.notes[-1].startswith("0 ms are too little to adapt")
     assert torch.equal(none.probs, Source(tiny)(image).probs)
-    alone = SelfAdapt(tiny, steps=4, budget_ms=0, compare=False)(image)
+    alone = SelfAdapt(tiny, mode="paper", steps=4, budget_ms=0, compare=False)(image)
     assert torch.equal(alone.probs, SaNOnly(tiny)(image).probs)
 
 
@@ -89,7 +89,7 @@ class Slow(nn.Module):
 def test_no_image_takes_more_than_its_budget_and_one_plain_pass(
     budget_ms: float, steps: int, speed: float, clock: Clock
 ) -> None:
-    method = SelfAdapt(Slow(), steps=50, scales=(0.5,), budget_ms=budget_ms)
+    method = SelfAdapt(Slow(), mode="paper", steps=50, scales=(0.5,), budget_ms=budget_ms)
     clock.speed = speed  # it was measured when the method was made
     start = clock.now
     result = method(random_image(256, 512))
@@ -102,7 +102,7 @@ def test_no_image_takes_more_than_its_budget_and_one_plain_pass(
 
 
 def test_an_estimate_is_what_an_image_takes(clock: Clock) -> None:
-    method = SelfAdapt(Slow(), steps=2, scales=(0.5,))
+    method = SelfAdapt(Slow(), mode="paper", steps=2, scales=(0.5,))
     estimate = method.estimate(256, 512)
     assert estimate.plain_seconds == pytest.approx(0.25)
     assert estimate.seconds == pytest.approx(method(random_image(256, 512)).seconds)
@@ -120,8 +120,10 @@ def test_what_does_not_fit_into_memory_is_refused_before_work_starts(
 
 def test_the_preset_is_its_settings(tiny: nn.Module, image: Tensor) -> None:
     expected = SelfAdapt(tiny, **PRESETS["realtime"])(image)
-    assert torch.equal(SelfAdapt(tiny, preset="realtime")(image).probs, expected.probs)
-    assert not torch.equal(SelfAdapt(tiny)(image).probs, expected.probs)
+    assert torch.equal(
+        SelfAdapt(tiny, mode="paper", preset="realtime")(image).probs, expected.probs
+    )
+    assert not torch.equal(SelfAdapt(tiny, mode="paper")(image).probs, expected.probs)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -142,14 +144,14 @@ def test_wrong_settings_are_explained(case: str, tiny: nn.Module) -> None:
 
 
 def test_settings_of_a_preset_may_be_given_if_they_are_the_same(tiny: nn.Module) -> None:
-    method = SelfAdapt(tiny, preset="realtime", steps=2, scales=[0.25, 0.5])
+    method = SelfAdapt(tiny, mode="paper", preset="realtime", steps=2, scales=[0.25, 0.5])
     assert (method.steps, method.step_scale) == (2, 0.625)
 
 
 def test_steps_on_a_smaller_image_adapt_at_that_size(tiny: nn.Module) -> None:
     image = random_image(40, 56)
     sizes = []
-    method = SelfAdapt(tiny, steps=2, step_scale=0.5, scales=(0.75,), compare=False)
+    method = SelfAdapt(tiny, mode="paper", steps=2, step_scale=0.5, scales=(0.75,), compare=False)
     tiny.register_forward_hook(lambda _, args, __: sizes.append(tuple(args[0].shape[-2:])))
     result = method(image)
     assert sizes == [(30, 42), (30, 42), (20, 28), (20, 28), (40, 56)]
@@ -159,7 +161,7 @@ def test_steps_on_a_smaller_image_adapt_at_that_size(tiny: nn.Module) -> None:
 
 def test_the_adapted_network_predicts_views_too(tiny: nn.Module, image: Tensor) -> None:
     def adapted(**settings: Any) -> Tensor:
-        return SelfAdapt(tiny, steps=2, **settings)(image).probs
+        return SelfAdapt(tiny, mode="paper", steps=2, **settings)(image).probs
 
     alone, whole = adapted(), adapted(final_scales=(0.5,), final_weight=1.0)
     half = adapted(final_scales=(0.5,), final_weight=0.5)

@@ -19,7 +19,7 @@ from selfadapt.copying import private_copy
 from selfadapt.norm import SaN
 from selfadapt.result import MAX_BYTES, ResizedMap
 
-QUICK: dict[str, Any] = {"scales": (0.5,), "steps": 2, "lr": 0.1}
+QUICK: dict[str, Any] = {"mode": "paper", "scales": (0.5,), "steps": 2, "lr": 0.1}
 
 
 def conv(inputs: int, outputs: int) -> nn.Conv2d:
@@ -81,7 +81,7 @@ def test_the_caller_may_use_the_network_at_the_same_time(tiny: nn.Module, image:
     x = torch.rand(1, 3, 32, 48)
     with torch.no_grad():
         expected = tiny(x)
-    method, done = SelfAdapt(tiny, scales=(0.5,), steps=20, lr=0.5), threading.Event()
+    method, done = SelfAdapt(tiny, mode="paper", scales=(0.5,), steps=20, lr=0.5), threading.Event()
 
     def adapt() -> None:
         for _ in range(5):

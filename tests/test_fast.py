@@ -81,7 +81,7 @@ def test_an_unknown_precision_is_refused(precision: Any) -> None:
 @pytest.mark.parametrize("fast", [None, 1, "yes", {"reuse": True}])
 def test_only_switches_are_taken(tiny: nn.Module, fast: Any) -> None:
     with pytest.raises(TypeError, match="fast must be True, False or a Fast object, got"):
-        SelfAdapt(tiny, fast=fast)
+        SelfAdapt(tiny, mode="paper", fast=fast)
 
 
 def test_true_and_false_are_all_and_none(tiny: nn.Module) -> None:
@@ -96,17 +96,17 @@ def test_a_network_that_draws_random_numbers_is_run_again_each_time() -> None:
             return super().forward(x + torch.rand_like(x))
 
     model = nn.Sequential(Noisy(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
-    method = SelfAdapt(model, steps=3, adapt=["2"])
+    method = SelfAdapt(model, mode="paper", steps=3, adapt=["2"])
     assert method.engine.plan().reasons["reuse"] == "the network draws random numbers"
     image = random_image()
-    plain = SelfAdapt(model, steps=3, adapt=["2"], fast=Fast(reuse=False))(image)
+    plain = SelfAdapt(model, mode="paper", steps=3, adapt=["2"], fast=Fast(reuse=False))(image)
     assert torch.equal(method(image).probs, plain.probs)
 
 
 def test_16_bits_on_the_cpu_are_near_the_same(tiny: nn.Module) -> None:
     image = random_image()
-    expected = SelfAdapt(tiny, steps=3)(image)
-    result = SelfAdapt(tiny, steps=3, fast=Fast(precision="bf16"))(image)
+    expected = SelfAdapt(tiny, mode="paper", steps=3)(image)
+    result = SelfAdapt(tiny, mode="paper", steps=3, fast=Fast(precision="bf16"))(image)
     assert not torch.equal(result.probs, expected.probs)
     torch.testing.assert_close(result.probs, expected.probs, rtol=0, atol=0.03)
 

@@ -76,7 +76,9 @@ def test_a_frozen_layer_runs_once_for_all_steps(
 ) -> None:
     model, image = seeded(slim), random_image(32, 40)
     convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
-    method = SelfAdapt(model, steps=4, views=[selfadapt.View(0.5)], compare=False, fast=fast)
+    method = SelfAdapt(
+        model, mode="paper", steps=4, views=[selfadapt.View(0.5)], compare=False, fast=fast
+    )
     first, last = (count_runs(convolutions[i], monkeypatch) for i in (0, -1))
     method(image)
     assert len(first) == expected + 1  # and the view
@@ -273,7 +275,7 @@ def test_frozen_modules_are_the_largest_without_a_tuned_weight() -> None:
 
 
 def test_an_error_in_a_frozen_layer_leaves_no_trace(tiny: nn.Module) -> None:
-    method = SelfAdapt(tiny, steps=2, views=[selfadapt.View(0.5)], compare=False)
+    method = SelfAdapt(tiny, mode="paper", steps=2, views=[selfadapt.View(0.5)], compare=False)
     image = random_image()
     expected = method(image)
     runs = 0
@@ -318,8 +320,10 @@ class Appending(nn.Module):
 
 def test_features_that_are_passed_on_sideways_are_there_in_every_step() -> None:
     model, image = seeded(Sideways), random_image()
-    expected = SelfAdapt(model, steps=3, fast=Fast(reuse=False), adapt=["head"])(image)
-    method = SelfAdapt(model, steps=3, adapt=["head"])
+    expected = SelfAdapt(model, mode="paper", steps=3, fast=Fast(reuse=False), adapt=["head"])(
+        image
+    )
+    method = SelfAdapt(model, mode="paper", steps=3, adapt=["head"])
     for _ in range(2):
         assert torch.equal(method(image).probs, expected.probs)
     assert not any("optimizations" in note for note in method.notes)
@@ -327,7 +331,7 @@ def test_features_that_are_passed_on_sideways_are_there_in_every_step() -> None:
 
 def test_whoever_looks_on_sees_every_run() -> None:
     model, image = seeded(TinyNet), random_image()
-    method = SelfAdapt(model, steps=4, scales=(0.5,), compare=False, adapt=["head"])
+    method = SelfAdapt(model, mode="paper", steps=4, scales=(0.5,), compare=False, adapt=["head"])
     runs: list[int] = []
     model.stem.register_forward_hook(lambda *_: runs.append(1))
     method(image)

@@ -69,7 +69,7 @@ def test_an_ensemble_may_lie_on_several_devices() -> None:
 
 def test_running_out_of_memory_leaves_no_trace() -> None:
     model = seeded(lambda: TinyNet(150)).cuda()
-    method = SelfAdapt(model, steps=1, scales=(0.1,), max_pixels=10**9, compare=False)
+    method = SelfAdapt(model, mode="paper", steps=1, scales=(0.1,), max_pixels=10**9, compare=False)
     before = snapshot(model)
     method(random_image())  # constants are made once
     used = torch.cuda.memory_allocated()

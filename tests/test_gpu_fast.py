@@ -34,14 +34,14 @@ def assert_near(found: selfadapt.Result, expected: selfadapt.Result) -> None:
     assert found.losses == pytest.approx(expected.losses, abs=1e-3)
 
 
-@pytest.mark.parametrize("mode", ["paper", "official"])
+@pytest.mark.parametrize("mode", ["auto", "paper", "official"])
 @pytest.mark.parametrize("method", ["self-adapt", "tent", "entropy", "memo", "tta", "san"])
 @pytest.mark.parametrize("build", [TinyNet, slim])
 def test_shortcuts_lead_to_the_same(build: Any, method: str, mode: Any) -> None:
     model, image = seeded(build).cuda(), random_image(97, 130)
     settings: dict[str, Any] = {"mode": mode}
     if method in ("self-adapt", "tent", "entropy", "memo"):
-        settings |= {"steps": 3, "lr": 1e-3}
+        settings |= {"steps": 3, "lr": 1e-3, "alpha": 0.5}
     expected = create_method(method, model, fast=False, **settings)(image)
     before = snapshot(model)
     segment = create_method(method, model, fast=FP32, **settings)
@@ -56,22 +56,22 @@ def test_shortcuts_lead_to_the_same(build: Any, method: str, mode: Any) -> None:
 def test_each_shortcut_can_be_left_out(switch: str) -> None:
     model, image = seeded(slim).cuda(), random_image(64, 80)
     settings = {"steps": 2, "lr": 1e-3}
-    expected = SelfAdapt(model, fast=False, **settings)(image)
+    expected = SelfAdapt(model, mode="paper", fast=False, **settings)(image)
     fast = Fast(precision="fp32", **{switch: False})
-    assert_near(SelfAdapt(model, fast=fast, **settings)(image), expected)
+    assert_near(SelfAdapt(model, mode="paper", fast=fast, **settings)(image), expected)
 
 
 @pytest.mark.parametrize("precision", ["auto", "bf16"])
 def test_16_bits_are_near(precision: Any) -> None:
     model, image = seeded(TinyNet).cuda(), random_image(97, 130)
-    expected = SelfAdapt(model, fast=False, steps=3)(image)
-    result = SelfAdapt(model, fast=Fast(precision=precision), steps=3)(image)
+    expected = SelfAdapt(model, mode="paper", fast=False, steps=3)(image)
+    result = SelfAdapt(model, mode="paper", fast=Fast(precision=precision), steps=3)(image)
     torch.testing.assert_close(result.probs, expected.probs, rtol=0, atol=0.05)
     assert (result.label == expected.label).float().mean() >= 0.98
 
 
 def test_the_third_image_of_a_size_is_a_replay() -> None:
-    method = SelfAdapt(seeded(TinyNet).cuda(), steps=2, fast=FP32)
+    method = SelfAdapt(seeded(TinyNet).cuda(), mode="paper", steps=2, fast=FP32)
     images = [random_image(40, 48, seed=seed) for seed in range(2)]
     first = [method(image) for image in images]
     assert len(method.engine.graphs._recordings) == 1
@@ -82,7 +82,7 @@ def test_the_third_image_of_a_size_is_a_replay() -> None:
 
 
 def recorded(model: nn.Module, image: Tensor) -> SelfAdapt:
-    method = SelfAdapt(model, steps=2, lr=1e-3, fast=FP32)
+    method = SelfAdapt(model, mode="paper", steps=2, lr=1e-3, fast=FP32)
     for _ in range(3):
         method(image)
     assert method.engine.graphs._recordings
@@ -90,7 +90,7 @@ def recorded(model: nn.Module, image: Tensor) -> SelfAdapt:
 
 
 def plainly(model: nn.Module, image: Tensor) -> selfadapt.Result:
-    return SelfAdapt(model, steps=2, lr=1e-3, fast=False)(image)
+    return SelfAdapt(model, mode="paper", steps=2, lr=1e-3, fast=False)(image)
 
 
 def test_weights_changed_in_place_are_seen_by_a_replay() -> None:
@@ -141,7 +141,7 @@ def test_a_hook_sees_every_run() -> None:
 
 def test_memory_does_not_grow_with_the_number_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfadapt.engine.graphs.MOST_SIZES", 3)
-    method = SelfAdapt(seeded(TinyNet).cuda(), steps=2, views=[View(0.5)])
+    method = SelfAdapt(seeded(TinyNet).cuda(), mode="paper", steps=2, views=[View(0.5)])
     used = []
     for number in range(12):
         image = random_image(64 + 8 * (number % 6), 96 - 8 * (number % 5))
@@ -163,7 +163,7 @@ class Waiting(TinyNet):
 
 def test_a_network_that_cannot_be_recorded_is_run_as_ever() -> None:
     model, image = seeded(Waiting).cuda(), random_image()
-    method = SelfAdapt(model, steps=2, lr=1e-3, fast=FP32)
+    method = SelfAdapt(model, mode="paper", steps=2, lr=1e-3, fast=FP32)
     before = snapshot(model)
     for _ in range(4):
         assert_near(method(image), plainly(model, image))

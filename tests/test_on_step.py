@@ -64,7 +64,7 @@ def test_raising_ends_the_image_and_leaves_the_model_as_it_was(
 
 
 def test_stopping_is_not_taken_for_a_shortcut_that_fails(tiny: nn.Module, image: Tensor) -> None:
-    method, calls = SelfAdapt(tiny, steps=3), []
+    method, calls = SelfAdapt(tiny, mode="paper", steps=3), []
 
     def stop(number: int, loss: float) -> None:
         calls.append(number)
@@ -77,7 +77,7 @@ def test_stopping_is_not_taken_for_a_shortcut_that_fails(tiny: nn.Module, image:
 
 
 def test_an_error_of_who_looks_on_is_none_of_the_network(tiny: nn.Module, image: Tensor) -> None:
-    method = SelfAdapt(tiny, steps=2, compare=False)
+    method = SelfAdapt(tiny, mode="paper", steps=2, compare=False)
     notes, fast, seen = method.notes, method.fast, []
 
     def look(number: int, loss: float) -> None:
@@ -91,7 +91,7 @@ def test_an_error_of_who_looks_on_is_none_of_the_network(tiny: nn.Module, image:
 
 
 def test_measuring_for_a_budget_is_not_told(tiny: nn.Module, image: Tensor) -> None:
-    method = SelfAdapt(tiny, steps=3, budget_ms=60_000)
+    method = SelfAdapt(tiny, mode="paper", steps=3, budget_ms=60_000)
     calls = told(method)
     method(image)
     assert [number for number, _ in calls] == [1, 2, 3]
@@ -112,7 +112,7 @@ def test_images_are_not_recorded_while_steps_are_told(
 
     monkeypatch.setattr(Graphs, "__call__", record)
     monkeypatch.setattr(Fast, "plan", plan)
-    method = SelfAdapt(tiny, steps=1)
+    method = SelfAdapt(tiny, mode="paper", steps=1)
     method(image)
     assert len(recorded) == 1
     told(method)
