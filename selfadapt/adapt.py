@@ -166,9 +166,6 @@ class SelfAdapt(Method):
         if is_auto:
             source = self._source_network().logits(image) if source is None else source
             san = network.logits(image)
-            share = auto.adapted_share(auto.shift(source, san))
-            if not any(self.san.converted.values()):  # nothing tells a shift
-                share = torch.ones_like(share)
         small = image if self.step_scale == 1 else View(self.step_scale).make(image)
         fused = network.mean_probs(image, self.views, size_of(small))  # Eq. 1
         ignore = ignore_label(len(fused))
@@ -176,8 +173,16 @@ class SelfAdapt(Method):
         is_empty = (target == ignore).all()
         loss, rule = self._loss_for(target, is_empty), find_step_rule(self.step)
         losses, steps = [], self.steps if self._num_steps is None else self._num_steps
-        if is_auto and not image.is_cuda and share == 0:  # a recording cannot branch
-            steps = 0
+        if is_auto:
+            san_probs = san.softmax(dim=1)[0]
+            expected = auto.expected_confidence(san_probs, fused)
+            quality = auto.quality(expected, len(fused))
+            shift = auto.shift(source, san)
+            if not any(self.san.converted.values()):  # nothing tells a shift
+                shift = torch.ones_like(shift)
+            share = auto.adapted_share(shift, quality)
+            if not image.is_cuda and share == 0:  # a recording cannot branch
+                steps = 0
         with self._loop_statistics(network):
             for _ in range(steps):
                 if network.deadline < inf and time.perf_counter() > network.deadline:
@@ -188,14 +193,11 @@ class SelfAdapt(Method):
             mean = network.mean_probs(image, self._final_views)[None]
             probs = logits.softmax(dim=1).lerp_(mean, self.final_weight)
             logits = probs.clamp_min_(1e-30).log_()
-        warnings, estimate = {NO_PIXEL: is_empty} if losses else {}, None
+        warnings = {NO_PIXEL: is_empty} if losses else {}
         if is_auto:
-            probs = san.softmax(dim=1)[0]
-            expected = auto.expected_confidence(probs, fused)
-            probs.lerp_(logits.softmax(dim=1)[0], share)
+            probs = san_probs.lerp_(logits.softmax(dim=1)[0], share)
             logits = auto.calibrated(probs, expected)[None]
             warnings[NOT_NEEDED] = share == 0
-            estimate = auto.quality(expected, len(probs))
         return Computed(
             logits=logits,
             fused=fused,
@@ -203,8 +205,7 @@ class SelfAdapt(Method):
             losses=[value.masked_fill(is_empty, 0.0) for value in losses],
             warnings=warnings,
             notes=self._steps_note(len(losses)) if steps else (),
-            quality=estimate,
-            source_logits=source,
+            quality=quality if is_auto else None,
         )
 
     def _loss_for(self, target: Tensor, is_empty: Tensor) -> Callable[[Tensor], Tensor]:
@@ -245,9 +246,13 @@ class SelfAdapt(Method):
     # within a budget
 
     def _compute_all(self, image: Tensor) -> Computed:
-        if self._budget is None or image.is_cuda:
+        if self._budget is not None and not image.is_cuda:
+            return self._compute_in_time(image, time.perf_counter() + self._budget.seconds)
+        if self.mode != "auto":
             return super()._compute_all(image)
-        return self._compute_in_time(image, time.perf_counter() + self._budget.seconds)
+        source = self._source_network().logits(image)
+        computed = self.compute(self._network(), image, source)
+        return replace(computed, source_logits=source if self.compare else None)
 
     def _compute_in_time(self, image: Tensor, deadline: float) -> Computed:
         """Take as many steps as there is time for on a CPU, and at least one forward pass."""

@@ -1,9 +1,9 @@
 """What ``auto`` mode adds to the paper's method, besides its loss and its steps of fixed length.
 
-    shift         how much SaN changes what the network sees in the image, without labels
-    restrained    the adapted prediction where there is a shift, SaN's where there is none
-    calibrated    the prediction, as sure as SaN and the views are
-    quality       how good the mask probably is
+    shift            how much SaN changes what the network sees in the image, without labels
+    quality          how good the mask probably is
+    adapted_share    weight of the adapted prediction, the rest is SaN's: from shift and quality
+    calibrated       their mean, as sure as SaN and the views are
 
 The constants were chosen on validation domains; docs/auto.md has the measurements.
 """
@@ -15,6 +15,8 @@ from selfadapt.pseudo import class_counts, confidence
 
 NO_SHIFT, FULL_SHIFT = 0.1, 0.2
 """Up to the first shift SaN's prediction is kept, from the second on the adapted one."""
+LOW_QUALITY, FAIR_QUALITY = 0.25, 0.35
+"""Below the first quality a pseudo-label is trusted by half, from the second on fully."""
 TEMPERATURES = 0.2, 8.0
 """Lowest and highest temperature that a prediction is calibrated with."""
 BISECTIONS = 20
@@ -45,14 +47,19 @@ def shift(source: Tensor, san: Tensor) -> Tensor:
     return 1 - (both / either.clamp_min(1)).sum() / (either > 0).sum()
 
 
-def adapted_share(shift: Tensor) -> Tensor:
-    """Return the weight of the adapted prediction, 0 to 1, for a shift.
+def adapted_share(shift: Tensor, quality: Tensor) -> Tensor:
+    """Return the weight of the adapted prediction, 0 to 1; the rest is that of SaN's.
+
+    Where there is no shift, there is nothing to adapt to. Where the quality is low, pseudo-labels
+    are often wrong, and half of the weight stays with SaN.
 
     Example:
-        >>> adapted_share(torch.tensor([0.05, 0.15, 0.4]))
-        tensor([0.0000, 0.5000, 1.0000])
+        >>> adapted_share(torch.tensor([0.05, 0.15, 0.4, 0.4]), torch.tensor([0.6, 0.6, 0.6, 0.1]))
+        tensor([0.0000, 0.5000, 1.0000, 0.5000])
     """
-    return ((shift - NO_SHIFT) / (FULL_SHIFT - NO_SHIFT)).clamp(0, 1)
+    moved = ((shift - NO_SHIFT) / (FULL_SHIFT - NO_SHIFT)).clamp(0, 1)
+    trust = ((quality - LOW_QUALITY) / (FAIR_QUALITY - LOW_QUALITY)).clamp(0, 1)
+    return moved * (1 + trust) / 2
 
 
 def expected_confidence(san: Tensor, fused: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from selfadapt.auto import LOW_QUALITY
 from selfadapt.checks import check_number
 from selfadapt.computed import DIVERGED, VIEWS_NOT_FINITE, Computed, is_finite
 from selfadapt.cost import SAMPLE_SIZE, Estimate, Rates, check_memory, estimate, measure
@@ -47,8 +48,8 @@ from selfadapt.pseudo import view_confidence
 from selfadapt.result import ResizedMap, Result
 from selfadapt.views import Size, View, size_of, usable_views
 
-LOW_CONFIDENCE, LOW_QUALITY = 0.6, 0.25
-"""Confidence of the views' mean, and quality, below which most masks of streets were poor."""
+LOW_CONFIDENCE = 0.6
+"""Confidence of the views' mean below which most masks of streets were poor."""
 UNLIKE = (
     "this image looks unlike those the network was trained on (low confidence over its views): "
     "look at the mask before you rely on it"
@@ -276,14 +277,12 @@ class Method(ABC):
         raise ValueError("the network's own prediction for this image is not finite")
 
     def _compute_all(self, image: Tensor) -> Computed:
+        source = self._source_network().logits(image) if self.compare else None
         computed = self.compute(self._network(), image)
         if not isinstance(computed, Computed):
             name = f"{type(self).__name__}.compute"
             raise TypeError(f"{name} must return a Computed, got {type(computed).__name__}")
-        source = computed.source_logits
-        if source is None and self.compare:
-            source = self._source_network().logits(image)
-        return replace(computed, source_logits=source if self.compare else None)
+        return replace(computed, source_logits=source)
 
     def _result(self, computed: Computed, size: Size) -> Result:
         """Make a result of the given size."""

@@ -32,7 +32,11 @@ def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) ->
         both = sum(a == c and b == c for a, b in zip(before, after, strict=True))
         ious += [both / union] if union else []
     moved = 1 - sum(ious) / len(ious)
-    share = min(max((moved - 0.1) / 0.1, 0), 1)
+    expected = float((san.amax(dim=0).mean() + fused.amax(dim=0).mean()) / 2)
+    chance = 1 / num_classes
+    estimate = max((expected - chance) / (1 - chance), 0) ** 3
+    trust = min(max((estimate - 0.25) / 0.1, 0), 1)
+    share = min(max((moved - 0.1) / 0.1, 0), 1) * (0.5 + 0.5 * trust)
 
     kept = [(j, k) for j, k in pixels if target[j, k] != 255]
     counts = [sum(int(target[j, k]) == c for j, k in kept) for c in range(num_classes)]
@@ -57,16 +61,14 @@ def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) ->
         probs = reference_logits(image, weights, alpha).softmax(dim=0)
     probs = share * probs + (1 - share) * san
 
-    expected = float((san.amax(dim=0).mean() + fused.amax(dim=0).mean()) / 2)
     low, high = 0.2, 8.0
     for _ in range(60):
         middle = math.sqrt(low * high)
         sure = float((probs.log() / middle).softmax(dim=0).amax(dim=0).mean())
         low, high = (middle, high) if sure > expected else (low, middle)
-    chance = 1 / num_classes
     return {
         "probs": (probs.log() / low).softmax(dim=0), "shift": moved, "losses": losses,
-        "quality": max((expected - chance) / (1 - chance), 0) ** 3,
+        "quality": estimate,
     }  # fmt: skip
 
 
