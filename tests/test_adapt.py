@@ -8,11 +8,14 @@ import torch
 import torch.nn.functional as F
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import selfadapt
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
 from selfadapt import SelfAdapt, View
+from selfadapt.baselines import SaNOnly
 from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
 from selfadapt.norm import SaN
 
@@ -427,6 +430,13 @@ def test_a_rising_loss_is_noted(tiny: nn.Module, image: Tensor) -> None:
     assert "the loss rose" not in str(SelfAdapt(tiny, mode="paper", steps=2)(image).notes)
 
 
+def test_a_loss_that_rises_a_little_is_not_noted(image: Tensor) -> None:
+    model = seeded(TinyNet, seed=3)
+    result = SelfAdapt(model, lr=8.0, steps=2, adapt=["*"])(image)
+    assert 1 < result.losses[1] / result.losses[0] < 1.5
+    assert "the loss rose" not in str(result.notes)
+
+
 def test_views_the_network_cannot_digest_fall_back_to_san(image: Tensor) -> None:
     model = seeded(lambda: NaNWhere(lambda _, x: x.shape[-1] < 20))
     result = SelfAdapt(model)(image)
@@ -480,6 +490,23 @@ def test_large_images_are_scaled_down_and_brought_back(tiny: nn.Module) -> None:
 
 
 # settings
+
+
+def test_the_label_of_a_large_image_needs_no_map_of_all_classes() -> None:
+    class LargestTensor(TorchDispatchMode):
+        num_bytes = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+            output = function(*args, **(kwargs or {}))
+            sizes = [leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            self.num_bytes = max(self.num_bytes, *sizes, 0)
+            return output
+
+    method = SaNOnly(nn.Conv2d(3, 1000, 1, stride=8), max_pixels=64 * 64, compare=False)
+    with LargestTensor() as largest:
+        result = method(torch.rand(3, 400, 512))
+        assert result.label.shape == result.confidence.shape == (400, 512)
+    assert largest.num_bytes <= 2**28 < 1000 * 400 * 512 * 4
 
 
 def test_comparing_is_optional(tiny: nn.Module, image: Tensor) -> None:

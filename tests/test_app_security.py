@@ -29,6 +29,7 @@ JSON = {"content-type": "application/json"}
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     with served() as running:
+        running.call("example", [])  # it is computed from the start on, and leaves a file
         yield running
 
 
@@ -72,12 +73,13 @@ def test_no_event_takes_a_file_of_the_server(
 ) -> None:
     secret = tmp_path / "secret.png"
     secret.write_bytes(png())
-    (folder / "link.png").symlink_to(secret)
+    link = folder / f"{event}.png"
+    link.symlink_to(secret)
     uploaded = server.upload(png()).json()[0]
     before = contents(folder)
     outside = [
         secret, tmp_path / "missing.png", tmp_path, "/etc/hostname", "relative.png", folder,
-        f"{uploaded}/../../../{tmp_path.name}/secret.png", folder / "link.png", f"{uploaded}\0",
+        f"{uploaded}/../../../{tmp_path.name}/secret.png", link, f"{uploaded}\0",
         "http://127.0.0.1:1/x.png", "file:///etc/hostname", "/" + "a" * 9000, "", 7, None,
         ["/etc/hostname"],
     ]  # fmt: skip
@@ -94,7 +96,7 @@ def test_no_event_takes_a_file_of_the_server(
         (403, '{"detail": "this file does not exist any more; upload the image again"}')
     }
     assert contents(folder) == before
-    (folder / "link.png").unlink()
+    link.unlink()
 
 
 def test_visitors_cannot_name_or_read_each_others_files(server: Served) -> None:

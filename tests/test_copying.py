@@ -1,10 +1,14 @@
 """The caller's network is never touched: each image is segmented by a private copy."""
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -156,6 +160,42 @@ def test_an_interrupt_on_the_way_out_takes_all_of_san_out(tiny: nn.Module) -> No
         except KeyboardInterrupt:
             pass
         assert not any(isinstance(layer, SaN) for layer in model)
+
+
+def interrupted(run: Callable[[], object], line: int) -> None:
+    """Raise KeyboardInterrupt at the n-th line that is run of the package or of ``contextlib``."""
+    package, left = str(Path(selfadapt.__file__).parent), [line]
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        left[0] -= event == "line"
+        if event == "line" and left[0] == 0:
+            raise KeyboardInterrupt
+        return (
+            trace if frame.f_code.co_filename.startswith((package, contextlib.__file__)) else None
+        )
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+
+
+def test_an_interrupt_of_a_method_leaves_no_lock_behind(tiny: nn.Module, image: Tensor) -> None:
+    methods = [
+        selfadapt.create_method("mc-dropout", tiny, passes=1, rate=0.5),
+        SelfAdapt(tiny, scales=(0.5,), steps=1),
+    ]
+    for method in methods:
+        for line in range(1, 60):
+            interrupted(lambda: method(image), line)  # noqa: B023
+            other = threading.Thread(target=method, args=(image,), daemon=True)
+            other.start()
+            other.join(20)
+            assert not other.is_alive(), f"interrupted at line {line}"
 
 
 class ByHook(nn.Module):

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from html.parser import HTMLParser
 from pathlib import Path
 from unittest.mock import patch
@@ -153,6 +154,19 @@ def test_the_papers_page_names_every_recipe_and_no_other() -> None:
     named = set(re.findall(r"`([\w-]+)`", " ".join(rows) + text[text.index("## The same") :]))
     shipped = set(shipped_recipes("evaluate")) - {"carla"}
     assert named == shipped
+
+
+def test_the_papers_page_says_what_disk_time_and_memory_a_recipe_needs() -> None:
+    text = (DOCS / "paper.md").read_text()
+    on_disk = re.findall(r"^\|.*\| \d+ GB \| `([\w-]+)` \|$", text, re.M)
+    assert sorted(on_disk) == [
+        "acdc", "bdd", "cityscapes", "gta", "idd", "mapillary", "synthia", "wilddash",
+    ]  # fmt: skip
+    rows = re.findall(r"^\| (`.*`) \| .*\d.* \| \d.* GB.* \|$", text, re.M)
+    patterns = re.findall(r"`([\w*-]+)`", " ".join(rows))
+    small = {"carla", "streets", "streets-quick"}
+    for recipe in set(shipped_recipes("evaluate")) - small:
+        assert any(fnmatch(recipe, pattern) for pattern in patterns), recipe
 
 
 def test_the_papers_page_has_numbers_that_were_published() -> None:

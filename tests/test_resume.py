@@ -336,6 +336,7 @@ def test_readers_end_with_a_run_that_is_killed_in_validation(
     large = write_domain(tmp_path / "large", 40, 3, ((512, 384),))
     machine = {"measure": False, "workers": 2, "accelerator": "cpu"}
     changed = {**content, "validation": domain(large), "machine": machine, "epochs": 1}
+    changed["statistics_batches"] = 0  # these would be read by processes of their own
     path, run = write_recipe(tmp_path / "r.yaml", changed), tmp_path / "run"
     process = start_cli("train", path, "-o", run)
     begun = time.monotonic()
