@@ -11,7 +11,7 @@ from torch import nn
 from selfadapt.methods import METHODS, create_method
 from selfadapt.models import open_model
 from selfadapt.models.trained import TRAINED
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 
 MAX_FETCHED = 2
 """Number of downloaded networks kept in memory; others are opened again from disk."""
@@ -81,9 +81,7 @@ class Networks:
         """
         if not isinstance(name, str) or name not in [*self]:
             shown = str(name)[:40]
-            raise ValueError(
-                f"unknown network {shown!r};{nearest(shown, self)} available: {', '.join(self)}"
-            )
+            raise ValueError(f"unknown network {shown!r}{alternatives(shown, self)}")
         if name in self.loaded:
             return self.loaded[name]
         with self._lock:

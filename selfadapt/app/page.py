@@ -39,7 +39,7 @@ from selfadapt.checks import check_number
 from selfadapt.method import Method, Stopped
 from selfadapt.methods import create_method, summary_of
 from selfadapt.models.trained import TRAINED
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 from selfadapt.progress import duration
 from selfadapt.streets import LOOKS, render
 from selfadapt.views import size_of
@@ -231,7 +231,7 @@ class Page:
         with _user_errors():
             if not isinstance(look, str) or look not in LOOKS:
                 shown = str(look)[:40]
-                raise ValueError(f"unknown look {shown!r};{nearest(shown, LOOKS)}")
+                raise ValueError(f"unknown look {shown!r}{alternatives(shown, LOOKS)}")
             check_number("street", seed, 0, MAX_SEED, whole=True)
             assert isinstance(seed, int)
             file = self._new_file(f"{look}-{seed}.png")

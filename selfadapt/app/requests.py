@@ -7,7 +7,7 @@ from typing import Any
 from selfadapt.adapt import LR
 from selfadapt.checks import check_number
 from selfadapt.methods import settings_of
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 
 SETTINGS = ("alpha", "psi", "lr", "steps", "scales")
 """Settings with a control on the page."""
@@ -66,10 +66,7 @@ def check_method(name: object, offered: Sequence[str]) -> str:
     """Return the name of a method if it is offered, else raise ValueError."""
     if not isinstance(name, str) or name not in offered:
         shown = str(name)[:40]
-        raise ValueError(
-            f"unknown method {shown!r};{nearest(shown, offered)} available for this "
-            f"network: {', '.join(offered)}"
-        )
+        raise ValueError(f"unknown method {shown!r} for this network{alternatives(shown, offered)}")
     return name
 
 

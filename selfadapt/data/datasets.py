@@ -14,7 +14,7 @@ from selfadapt.data.reading import read_image_size
 from selfadapt.data.samples import Dataset, Streets
 from selfadapt.data.tables import class_list_table
 from selfadapt.labels import ClassSpace, LabelTable, class_space
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 from selfadapt.streets import CLASSES, LOOKS
 
 NUM_STREETS = 500
@@ -226,9 +226,7 @@ def _select(pairs: list[Pair], names: str | Path | None) -> list[Pair]:
 
 def _open_streets(look: str, space: ClassSpace, names: str | Path | None, number: int) -> Dataset:
     if look not in LOOKS:
-        raise ValueError(
-            f"streets has no look {look!r};{nearest(look, LOOKS)} known: {', '.join(LOOKS)}"
-        )
+        raise ValueError(f"streets has no look {look!r}{alternatives(look, LOOKS)}")
     scenes = [f"{look}-{index:05}" for index in range(number)]
     pairs = _select([Pair(scene, Path(scene), Path(scene)) for scene in scenes], names)
     table = class_list_table(CLASSES, "selfadapt.streets")

@@ -44,7 +44,7 @@ from selfadapt.methods import create_method
 from selfadapt.metrics import Score
 from selfadapt.models import open_model
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 from selfadapt.predict import find_inputs
 from selfadapt.predict.stream import picture_notes
 from selfadapt.progress import ProgressBar, duration
@@ -93,10 +93,7 @@ def demo(
     """
     for look in looks:
         if look not in TARGETS:
-            choices = ", ".join(TARGETS)
-            raise ValueError(
-                f"unknown target look {look!r};{nearest(look, TARGETS)} known: {choices}"
-            )
+            raise ValueError(f"unknown target look {look!r}{alternatives(look, TARGETS)}")
     check_number("scenes", scenes, 1, whole=True)
     report = _report_path(folder, overwrite)
     make_folder(folder)

@@ -16,7 +16,7 @@ from selfadapt.classfile import classes_json
 from selfadapt.files import atomic_write, make_folder
 from selfadapt.images import Image, colored, label_image, overlay, rgb_image
 from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 from selfadapt.predict.legend import heading, legend, legend_below, text_size
 from selfadapt.result import ResizedMap, Result, map_parts
 
@@ -71,9 +71,7 @@ def check_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
     """Return kinds of output in a fixed order; raise ValueError for unknown ones."""
     for kind in outputs:
         if kind not in OUTPUTS:
-            raise ValueError(
-                f"unknown output {kind!r};{nearest(kind, OUTPUTS)} known: {', '.join(OUTPUTS)}"
-            )
+            raise ValueError(f"unknown output {kind!r}{alternatives(kind, OUTPUTS)}")
     if not outputs:
         raise ValueError(f"outputs must name at least one of {', '.join(OUTPUTS)}")
     return tuple(kind for kind in OUTPUTS if kind in outputs)

@@ -16,7 +16,7 @@ from selfadapt.data.domains import overlap, same_folder
 from selfadapt.labels import ClassSpace, class_space
 from selfadapt.methods import check_method
 from selfadapt.own import is_own
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +151,8 @@ class EvaluateConfig:
             raise ValueError(f"classes must differ, got {', '.join(twice)} twice")
         if self.source is not None and self.source not in DATASETS:
             raise ValueError(
-                f"source must be a dataset, got {self.source!r};{nearest(self.source, DATASETS)} "
-                f"known: {', '.join(DATASETS)}"
+                f"source must be a dataset, got {self.source!r}"
+                f"{alternatives(self.source, DATASETS)}"
             )
         self._check_domains()
         self._check_methods()
@@ -191,8 +191,8 @@ class EvaluateConfig:
             for network in self.networks_of(method):
                 if network not in self.networks:
                     raise ValueError(
-                        f"{method.name}: there is no network {network!r};"
-                        f"{nearest(network, self.networks)} known: {', '.join(self.networks)}"
+                        f"{method.name}: there is no network {network!r}"
+                        f"{alternatives(network, self.networks)}"
                     )
             if method.same_as is not None and method.same_as not in tuned:
                 raise ValueError(
