@@ -13,7 +13,7 @@ from typing import Any, Literal
 from selfadapt.checks import check_not_none, check_number
 from selfadapt.data import DATASETS, DataConfig
 from selfadapt.data.domains import overlap, same_folder
-from selfadapt.labels import ClassSpace, class_space
+from selfadapt.labels import ClassSpace, class_names, class_space
 from selfadapt.methods import check_method
 from selfadapt.own import is_own
 from selfadapt.patterns import alternatives, nearest
@@ -147,8 +147,7 @@ class EvaluateConfig:
             raise ValueError("methods must name at least one method")
         check_number("threads", self.threads, 1, whole=True)
         check_number("pictures", self.pictures, 0, whole=True)
-        if twice := [name for name, times in Counter(self.space.names).items() if times > 1]:
-            raise ValueError(f"classes must differ, got {', '.join(twice)} twice")
+        class_names(self.classes)  # raises an error unless they differ
         if self.source is not None and self.source not in DATASETS:
             raise ValueError(
                 f"source must be a dataset, got {self.source!r}"
