@@ -141,7 +141,7 @@ class Probe:
             return True  # constant scores, nothing can be concluded
         for last in ((..., -1, slice(None)), (..., -1)):
             other = self.scores(interface, size, altered=last)
-            if other is not None and _identical(other, scores):
+            if other is not None and torch.equal(other.nan_to_num(), scores.nan_to_num()):
                 return False
         return True
 
@@ -207,11 +207,6 @@ def record_original_runs(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 def _record_order(order: dict[str, int], name: str, *_: Any) -> None:
     order.setdefault(name, len(order))
-
-
-def _identical(a: Tensor, b: Tensor) -> bool:
-    """Return True if tensors have the same values, where NaN equals NaN."""
-    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _probe(model: nn.Module, interface: Interface) -> dict[str, Any]:

@@ -362,12 +362,10 @@ class Evaluation:
             self._methods[trial.key] = trial.build(self.models)
         return self._methods[trial.key]
 
-    def _done(self, domain: Domain, number: int, trial: Trial) -> bool:
-        return TrialKey(domain.label, domain.names[number], trial.key) in self.journal.done
-
     def _missing(self, domain: Domain, number: int, trials: Sequence[Trial]) -> list[Trial]:
         """Return the trials for which an image has no row."""
-        return [trial for trial in trials if not self._done(domain, number, trial)]
+        name, done = domain.names[number], self.journal.done
+        return [t for t in trials if TrialKey(domain.label, name, t.key) not in done]
 
     def _num_missing(self, domain: Domain, numbers: Iterable[int], trials: Sequence[Trial]) -> int:
         return sum(len(self._missing(domain, number, trials)) for number in numbers)

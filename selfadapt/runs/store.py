@@ -142,7 +142,8 @@ class RunStore:
             if self.shard.total > 1:
                 raise ValueError("a share cannot start again: leave out --shard, or --overwrite")
             return False
-        if changed := differences(self.read_record(self.path)["identity"], _plain(identity)):
+        given = json.loads(json.dumps(identity))  # as it would be read back
+        if changed := differences(self.read_record(self.path)["identity"], given):
             raise ValueError(
                 f"{self.path} holds {self.NAME} that differs ({'; '.join(changed[:5])}); give "
                 "another folder, or use --overwrite to start again"
@@ -296,8 +297,3 @@ def read_json(path: Path) -> Any:
         raise PermissionError(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); use --overwrite to start again") from error
-
-
-def _plain(identity: Mapping[str, Any]) -> Any:
-    """Return data as they would be read back from a file."""
-    return json.loads(json.dumps(identity))
