@@ -223,14 +223,9 @@ def _interface_flags(args: Namespace) -> dict[str, Any]:
             f"--mean must be for pixel values from 0 to 1, got {args.mean}; if --mean and "
             "--std are for values up to 255, divide by 255"
         )
-    Interface(**given)
     if "mean" in given:
-        count = given.setdefault("channels", len(given["mean"]))
-        if not len(given["mean"]) == len(given["std"]) == count:
-            raise ValueError(
-                f"--mean and --std must have one number for each of the {count} channels, got "
-                f"{len(given['mean'])} and {len(given['std'])}"
-            )
+        given.setdefault("channels", len(given["mean"]))
+    Interface(**given).check_lengths()
     return given
 
 

@@ -89,18 +89,12 @@ def _merge(interface: Interface, other: Interface) -> Interface:
 def _with_normalisation(interface: Interface) -> Interface:
     """Fill in mean and deviation (ImageNet's for colour, else 0 and 1), and check them."""
     channels = interface.channels or 3
-    default_mean, default_std = (0.0,) * channels, (1.0,) * channels
+    mean, std = (0.0,) * channels, (1.0,) * channels
     if channels == 3:
-        default_mean, default_std = IMAGENET_MEAN, IMAGENET_STD
-    mean, std = interface.mean or default_mean, interface.std or default_std
-    if not len(mean) == len(std) == channels:
-        raise ValueError(
-            f"mean and std must have one number for each of the {channels} input channels, "
-            f"got {len(mean)} and {len(std)}"
-        )
-    if any(deviation <= 0 for deviation in std):
-        raise ValueError(f"std must be positive, got {std}")
-    return replace(interface, mean=mean, std=std)
+        mean, std = IMAGENET_MEAN, IMAGENET_STD
+    interface = replace(interface, mean=interface.mean or mean, std=interface.std or std)
+    interface.check_lengths()
+    return interface
 
 
 # by running it
