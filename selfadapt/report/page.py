@@ -1,6 +1,5 @@
 """The report: a self-contained HTML page, and every table and figure as a file."""
 
-import base64
 import html
 import io
 import json
@@ -19,6 +18,7 @@ from selfadapt.files import (
     remove_partial_files,
     temporary_path,
 )
+from selfadapt.images import data_uri
 from selfadapt.protocol.folder import is_picture_name, read_record
 from selfadapt.protocol.results import read_results
 from selfadapt.report.context import ReportContext, ReportItem, Section
@@ -187,8 +187,7 @@ def _picture_html(picture: dict[str, Any], run: Path) -> str:
 
 
 def _image_html(content: bytes, text: str, kind: str) -> str:
-    data = base64.b64encode(content).decode()
-    return f'<img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
+    return f'<img class="{kind}" alt="{html.escape(text)}" src="{data_uri(content, "PNG")}">'
 
 
 def _anchor(section: Section) -> str:
