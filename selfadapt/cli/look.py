@@ -25,7 +25,6 @@ from selfadapt.bench import (
 from selfadapt.checks import check_number
 from selfadapt.cli.commands import Command, complete_files, json_argument
 from selfadapt.cli.model_flags import (
-    SHIPPED,
     as_list,
     device_argument,
     model_arguments,
@@ -40,6 +39,7 @@ from selfadapt.devices import find_device
 from selfadapt.files import make_folder
 from selfadapt.labels import class_names
 from selfadapt.methods import check_method
+from selfadapt.models.create import SHIPPED
 from selfadapt.streets import TARGETS
 
 

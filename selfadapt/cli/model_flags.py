@@ -29,8 +29,6 @@ from selfadapt.patterns import nearest
 from selfadapt.steps import STEP_RULES
 
 NOT_FLAGS = {"views", "interface", "compare"}
-SHIPPED = "streets"
-"""The network shipped with the package."""
 SWITCH_TYPES = (bool, bool | Fast)
 BY_NAME = {"loss": LOSSES, "step": STEP_RULES}
 """Settings that the command line takes by name, and Python also as functions."""

@@ -7,9 +7,10 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from selfadapt.cli.commands import Command
-from selfadapt.cli.model_flags import SHIPPED, model_arguments, open_models
+from selfadapt.cli.model_flags import model_arguments, open_models
 from selfadapt.demo.run import STREETS_SETTINGS
 from selfadapt.optional import import_optional
+from selfadapt.models.create import SHIPPED
 
 
 def _serve_arguments(parser: ArgumentParser) -> None:

@@ -44,6 +44,7 @@ from selfadapt.methods import create_method
 from selfadapt.metrics import Score
 from selfadapt.models import open_model
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
+from selfadapt.models.create import SHIPPED
 from selfadapt.patterns import alternatives
 from selfadapt.predict import find_inputs
 from selfadapt.predict.stream import picture_notes
@@ -98,7 +99,7 @@ def demo(
     report = _report_path(folder, overwrite)
     make_folder(folder)
     console, sections = Console(), []
-    methods = _methods(open_model("streets").to(device), STREETS_SETTINGS, steps)
+    methods = _methods(open_model(SHIPPED).to(device), STREETS_SETTINGS, steps)
     means: dict[str, list[MethodScore]] = {}
     gains: list[tuple[float, str, Scene]] = []
     with _single_thread(), ProgressBar("adapting", len(looks) * scenes * len(methods)) as bar:
