@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from selfadapt.adapt import LR
+from selfadapt.app.limits import MAX_LR, MAX_METHODS, MAX_STEPS
 from selfadapt.checks import check_number
 from selfadapt.methods import settings_of
 from selfadapt.patterns import alternatives
@@ -14,8 +15,6 @@ SETTINGS = ("alpha", "psi", "lr", "steps", "scales")
 SHARED = ("alpha", "scales")
 """Settings that apply to all methods; the others apply to the first method only."""
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
-MAX_STEPS, MAX_LR, MAX_METHODS = 50, 1.0, 4
-MAX_SEED = 9999
 RANGES = {"alpha": (0, 1), "psi": (0, 1), "lr": (1e-6, MAX_LR), "steps": (0, MAX_STEPS)}
 
 
