@@ -35,7 +35,7 @@ from selfadapt.demo.tables import (
     score_verdict,
 )
 from selfadapt.engine import described
-from selfadapt.files import atomic_write, make_folder
+from selfadapt.files import atomic_write, make_folder, would_be_replaced
 from selfadapt.forecast import FEW_STEPS, SLOW_IMAGE_S, total_seconds
 from selfadapt.images import load_image
 from selfadapt.labels import STREETS_9, predicted_names
@@ -253,7 +253,7 @@ def _report_path(folder: Path, overwrite: bool) -> Path:
     """Return the path of the page; raise an error if it cannot be written there."""
     report = folder / "report.html"
     if report.exists() and not overwrite:
-        raise FileExistsError(f"{report} would be replaced; choose another folder or --overwrite")
+        raise would_be_replaced(report)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"the output must be a folder, but {folder} is a file")
     return report

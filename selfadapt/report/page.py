@@ -17,6 +17,7 @@ from selfadapt.files import (
     make_folder,
     remove_partial_files,
     temporary_path,
+    would_be_replaced,
 )
 from selfadapt.images import data_uri
 from selfadapt.protocol.folder import is_picture_name, read_record
@@ -51,9 +52,7 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
     interrupted = any(folder.glob(".report.*.part"))  # left by a killed process
     for present in (page, *(() if interrupted else (folder / part for part in PARTS))):
         if present.exists() and not overwrite:
-            raise FileExistsError(
-                f"{present} would be replaced; choose another folder or --overwrite"
-            )
+            raise would_be_replaced(present)
     results, record = read_results(run), read_record(run)
     all_scores = [results.scores(m, target) for m in results.methods for target in results.targets]
     if not any(scores.images for scores in all_scores):
