@@ -33,7 +33,8 @@ Alpha = float | Mapping[str, float]
 """One alpha for every layer, or an alpha by name pattern; the first pattern that matches counts."""
 
 # Layers whose forward is the normalisation and nothing else. Any other subclass may do more, such
-# as timm's fused activation: its own forward is kept and given an input that leads to the same.
+# as timm's fused activation: its own forward is kept, and given a rescaled input that has the same
+# result.
 STANDARD_NORMS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, FrozenBatchNorm2d,
 )  # fmt: skip

@@ -326,7 +326,7 @@ def test_shares_take_names_for_images_that_came_later(photos: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--shard", "3/2"], "a shard must be such as 2/4"),
+        (["--shard", "3/2"], "a shard must be I/N, for example 2/4"),
         (["--shard", "1/2", "--overwrite"], "a share cannot start again"),
         (["--shard", "1/2", "--alpha", "0.3"], "holds a run of predict that differs"),
     ],

@@ -52,7 +52,7 @@ class Reuse(TorchFunctionMode):
         self._tracker = tracker or StatisticsTracker(0.0)
         self._precision = precision
         self._constants: dict[int, tuple[Tensor, int]] = {}  # with the version it must have
-        self._used: set[int] = set()  # by others than those that change them in place
+        self._used: set[int] = set()  # ids of constants that other operations have read
         self._calls: dict[Any, tuple[list[Any], Any, list[Tensor], list[Any], list[Any]]] = {}
         self._inside = False
         self.usable = True

@@ -168,7 +168,7 @@ class EvaluateConfig:
             if same_images(target, self.validation):
                 raise ValueError(
                     f"the validation domain {self.validation.label} is also the target domain "
-                    f"{target.label}; settings chosen on a target would flatter every method. "
+                    f"{target.label}; settings chosen on a target would bias every score. "
                     "Give another validation domain, or leave out the target"
                 )
         for number, target in enumerate(self.targets):
