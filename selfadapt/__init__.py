@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfadapt.version import __version__
 
-if TYPE_CHECKING:  # the same for those who read without running
+if TYPE_CHECKING:  # for type checkers
     from selfadapt.adapt import SelfAdapt as SelfAdapt
     from selfadapt.computed import Computed as Computed
     from selfadapt.dropout import add_dropout as add_dropout
@@ -49,14 +49,14 @@ NAMES = {
     "result": ("Result",),
     "views": ("View", "every_view", "paper_views"),
 }
-"""What there is, by its module, which is imported when it is first used: torch takes seconds."""
+"""Public names by module, which is imported when it is first used: torch takes seconds."""
 HOMES = {name: module for module, names in NAMES.items() for name in names}
 
 __all__ = ["__version__", *HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: one of the names above, or a module of this package."""
+    """Import one of the names above, or a module of this package."""
     if name in HOMES:
         value = getattr(import_module(f"selfadapt.{HOMES[name]}"), name)
         globals()[name] = value

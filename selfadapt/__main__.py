@@ -6,7 +6,7 @@ from selfadapt.version import __version__
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it in a word while it is still being loaded, too."""
+    """Run the command line; Ctrl-C exits without a traceback, also while modules are imported."""
     if sys.argv[1:] == ["--version"]:
         print(__version__)
         return

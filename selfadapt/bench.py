@@ -186,7 +186,7 @@ def run_bench(
                 row = replace(
                     row, network=network, size=name, tflops=rate, of_card=rate / peak_rate
                 )
-                log(_line(row))
+                log(f"{network:24} {name:10} {row.work:36} {row.ms:9.1f} ms")
                 block.append(row)
                 keep([*rows, *add_ratios(block)])
             rows += add_ratios(block)
@@ -351,10 +351,6 @@ def as_cells(row: Timing) -> list[str]:
         f"{1000 / row.ms:.1f}", megabytes, f"{row.ratio:.1f}", f"{row.tflops:.1f}",
         share(row.of_card), share(row.views), share(row.steps), f"{row.first_ms:.0f}",
     ]  # fmt: skip
-
-
-def _line(row: Timing) -> str:
-    return f"{row.network:24} {row.size:10} {row.work:36} {row.ms:9.1f} ms"
 
 
 def write_bench(rows: Iterable[Timing], about: str, folder: Path) -> None:

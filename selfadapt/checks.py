@@ -1,5 +1,6 @@
 """Validation of settings, with uniform error messages."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from math import inf
 from numbers import Integral, Real
@@ -37,6 +38,17 @@ def shortened(value: object, length: int = 80) -> str:
     except (ValueError, RecursionError):  # nested too deeply, or a number of thousands of digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= length else f"{text[:length]}..."
+
+
+def first_few(items: Sequence[object], number: int) -> str:
+    """Return the first items as text, and how many more there are.
+
+    Example:
+        >>> first_few(["a", "b", "c"], 1)
+        'a and 2 more'
+    """
+    more = f" and {len(items) - number} more" if len(items) > number else ""
+    return ", ".join(map(str, items[:number])) + more
 
 
 def check_not_none(config: Any) -> None:

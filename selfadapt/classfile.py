@@ -109,15 +109,15 @@ def _color(color: Any) -> Color | None:
             pass
         else:
             return red, green, blue
-    elif isinstance(color, list) and len(color) == 3 and all(map(_is_level, color)):
+    elif (
+        isinstance(color, list)
+        and len(color) == 3
+        and all(type(level) is int and 0 <= level <= 255 for level in color)
+    ):
         return color[0], color[1], color[2]
     raise ValueError(
         f"a colour is written like [128, 64, 128] or '#804080', got {shortened(color)}"
     )
-
-
-def _is_level(value: object) -> bool:
-    return type(value) is int and 0 <= value <= 255
 
 
 def classes_json(names: Sequence[str], colors: Sequence[Color]) -> str:

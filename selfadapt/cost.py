@@ -92,19 +92,19 @@ def estimate(rates: Rates, pixels: float, passes: float, steps: float) -> Estima
     return Estimate(passes * plain + steps * step, plain, step if steps else 0.0, pixels * kept)
 
 
-def check_memory(image: Tensor, estimate: Callable[[int, int], Estimate], max_pixels: int) -> None:
+def check_memory(image: Tensor, cost_of: Callable[[int, int], Estimate], max_pixels: int) -> None:
     """Raise ValueError if there is not enough memory for a large image on a CPU.
 
     Args:
         image: The image ``(C, H, W)``.
-        estimate: Returns the estimated cost for a height and width.
+        cost_of: Returns the estimated cost for a height and width.
         max_pixels: Number of pixels that larger images are scaled down to.
     """
     if image.is_cuda or image[0].numel() < LARGE_PIXELS:
         return
     height, width = size_of(image)
     try:
-        needed = estimate(height, width).num_bytes
+        needed = cost_of(height, width).num_bytes
     except Exception:  # the network may not take small images
         return
     free = free_memory()

@@ -1,6 +1,8 @@
 """Devices, CPU cores and torchrun."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -22,6 +24,17 @@ def num_cores() -> int:
         cores = os.cpu_count() or 1
     processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, cores // max(1, int(processes) if processes.isdecimal() else 1))
+
+
+@contextmanager
+def cpu_threads(number: int) -> Iterator[None]:
+    """Compute with a number of threads in a ``with`` block."""
+    previous = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(previous)
 
 
 def find_device(name: str) -> torch.device:

@@ -68,7 +68,7 @@ class ReLUWithDropout(nn.Module):
         self.train(relu.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``, rectified and thinned out."""
+        """Return ReLU of ``x``, then dropout."""
         return self.dropout(self.relu(x))
 
 
@@ -109,7 +109,7 @@ class DropoutAfterReLU(TorchFunctionMode):
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Return where the random numbers of a device stand."""
+    """Return the state of a device's random number generator."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
@@ -117,7 +117,7 @@ _LOCK = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """Let a forked child not wait for a thread that it does not have."""
+    """Replace the lock after a fork: the thread that held it is not in the child."""
     global _LOCK
     _LOCK = threading.RLock()
 

@@ -106,10 +106,15 @@ def check_output(path: Path, *, overwrite: bool) -> None:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
     if path.exists() and not overwrite:
-        raise FileExistsError(
-            f"{path} would be replaced; choose another name or say --overwrite "
-            "(in Python: overwrite=True)"
-        )
+        raise would_be_replaced(path)
+
+
+def would_be_replaced(path: object) -> FileExistsError:
+    """Return the error about an output that exists, if overwriting is not allowed."""
+    return FileExistsError(
+        f"{path} would be replaced; choose another name or folder, or use --overwrite "
+        "(in Python: overwrite=True)"
+    )
 
 
 def open_own(path: Path, flags: int) -> int:

@@ -1,9 +1,12 @@
 """Load images of any form as tensors, and convert tensors and masks to PIL images."""
 
+import base64
+import io
 import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -331,3 +334,15 @@ def to_pil(image: Tensor) -> PILImage.Image:
     image = image.expand(3, -1, -1)
     levels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     return PILImage.fromarray(levels)
+
+
+def encode(picture: PILImage.Image, image_format: str, **options: Any) -> bytes:
+    """Return the content of an image file."""
+    file = io.BytesIO()
+    picture.save(file, image_format, **options)
+    return file.getvalue()
+
+
+def data_uri(content: bytes, image_format: str) -> str:
+    """Return an image file as the address of a picture inside a page."""
+    return f"data:image/{image_format.lower()};base64,{base64.b64encode(content).decode()}"

@@ -8,7 +8,7 @@ item is processed again.
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from zlib import crc32
@@ -74,6 +74,10 @@ class Journal(Generic[K]):
         """Return rows from the files."""
         return read_rows(self.folder, self.kind, wanted)
 
+    def keep(self, keys: Container[K]) -> None:
+        """Forget all other items, so that they are processed again."""
+        self.done = {key: succeeded for key, succeeded in self.done.items() if key in keys}
+
     def forget_errors(self) -> None:
         """Forget failed items, so that they are processed again."""
         self.done = {key: succeeded for key, succeeded in self.done.items() if succeeded}
@@ -108,11 +112,10 @@ def read_rows(
     A row with an error is replaced by another row of the same key.
     """
     rows: dict[K, Row] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        for row, _ in _rows(path, 0):
-            key = _key_of(row, kind)
-            if wanted(key) and "error" in rows.get(key, {"error": ""}):
-                rows[key] = row
+    for row in iter_rows(folder):
+        key = _key_of(row, kind)
+        if wanted(key) and "error" in rows.get(key, {"error": ""}):
+            rows[key] = row
     return rows
 
 
@@ -127,13 +130,12 @@ def read_errors(folder: Path, kind: type[K]) -> dict[K, str]:
     """Return the errors of items that have not been processed successfully."""
     errors: dict[K, str] = {}
     done: set[K] = set()
-    for path in sorted(folder.glob("*.jsonl")):
-        for row, _ in _rows(path, 0):
-            key = _key_of(row, kind)
-            if "error" not in row:
-                done.add(key)
-            else:
-                errors[key] = row["error"]
+    for row in iter_rows(folder):
+        key = _key_of(row, kind)
+        if "error" not in row:
+            done.add(key)
+        else:
+            errors[key] = row["error"]
     return {key: reason for key, reason in errors.items() if key not in done}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from selfadapt.checks import check_number, shortened
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 from selfadapt.pseudo import IGNORE
 
 Color = tuple[int, int, int]
@@ -160,8 +160,8 @@ def class_space(classes: int | str | Classes | ClassSpace) -> ClassSpace:
     if isinstance(classes, str):
         if classes not in CLASS_SPACES:
             raise ValueError(
-                f"unknown class space {classes!r};{nearest(classes, CLASS_SPACES)} "
-                f"known: {', '.join(CLASS_SPACES)}; or give a list of the classes"
+                f"unknown class space {classes!r}{alternatives(classes, CLASS_SPACES)}; "
+                "or give a list of the classes"
             )
         return CLASS_SPACES[classes]
     if isinstance(classes, Sequence | Mapping):

@@ -13,7 +13,7 @@ that is used twice needs no care, and taking SaN out again leaves no trace.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,13 +26,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import FrozenBatchNorm2d
 
+from selfadapt.checks import first_few
 from selfadapt.patterns import matches, nearest
 
 Alpha = float | Mapping[str, float]
 """One alpha for every layer, or an alpha by name pattern; the first pattern that matches counts."""
 
 # Layers whose forward is the normalisation and nothing else. Any other subclass may do more, such
-# as timm's fused activation: its own forward is kept and given an input that leads to the same.
+# as timm's fused activation: its own forward is kept, and given a rescaled input that has the same
+# result.
 STANDARD_NORMS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, FrozenBatchNorm2d,
 )  # fmt: skip
@@ -281,7 +283,7 @@ def find_san(model: nn.Module, alpha: Alpha) -> SaNReport:
                 guess = nearest(pattern, {part for name in layers for part in name.split(".")})
                 raise ValueError(
                     f"alpha names no normalisation layer with {pattern!r};{guess} "
-                    f"the layers are {_shortened(layers)}"
+                    f"the layers are {first_few(layers, 6)}"
                 )
     return report
 
@@ -304,11 +306,6 @@ def _alpha_of(name: str, alpha: Alpha) -> float | None:
     if not isinstance(alpha, Mapping):
         return alpha
     return next((value for pattern, value in alpha.items() if matches(name, pattern)), None)
-
-
-def _shortened(names: Iterable[str], most: int = 6) -> str:
-    names = list(names)
-    return ", ".join(names[:most]) + (f" ... ({len(names)} in all)" if len(names) > most else "")
 
 
 def apply_san(model: nn.Module, alpha: Alpha = 0.1) -> SaNReport:

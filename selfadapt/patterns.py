@@ -34,3 +34,14 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     """
     close = get_close_matches(word, list(choices), n=1)
     return f" did you mean '{close[0]}'?" if close else ""
+
+
+def alternatives(word: str, choices: Iterable[str]) -> str:
+    """Return the end of an error about an unknown word: the closest choice, and all of them.
+
+    Example:
+        >>> "unknown mode 'offical'" + alternatives("offical", ["paper", "official"])
+        "unknown mode 'offical'; did you mean 'official'? known: paper, official"
+    """
+    names = list(choices)
+    return f";{nearest(word, names)} known: {', '.join(names)}"

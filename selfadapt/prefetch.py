@@ -19,11 +19,12 @@ def num_readers() -> int:
 
 
 def prefetch(
-    read: Callable[[Item], Read], items: Iterable[Item], readers: int
+    read: Callable[[Item], Read], items: Iterable[Item], readers: int, ahead: int | None = None
 ) -> Generator[Read, None, None]:
     """Yield ``read(item)`` of every item in order, while threads read the following items.
 
-    At most ``readers`` items are read ahead. To stop early, close the generator.
+    At most ``ahead`` items are read ahead, by default as many as there are readers. To stop early,
+    close the generator.
 
     Example:
         >>> list(prefetch(str.upper, ["a", "b", "c"], readers=2))
@@ -34,7 +35,7 @@ def prefetch(
     try:
         for item in items:
             reading.append(pool.submit(read, item))
-            if len(reading) > readers:
+            if len(reading) > (readers if ahead is None else ahead):
                 yield reading.popleft().result()
         while reading:
             yield reading.popleft().result()

@@ -104,8 +104,8 @@ class OfficialView(View):
 def undo_together(views: Sequence[View], probs: Iterable[Tensor], size: Size) -> Iterable[Tensor]:
     """Bring what was predicted on views of one size back to an image of ``size``.
 
-    Resizing a sum is the same as adding up what was resized, so that once is enough: then there is
-    one map, the sum. Views that are undone in ways of their own give a map each.
+    Resizing is linear, so the sum is resized once: then there is one map, the sum. Views with a
+    custom undo give a map each.
     """
     ways = {type(view).undo for view in views}
     if len(ways) > 1 or not ways <= {View.undo, OfficialView.undo}:

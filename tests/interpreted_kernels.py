@@ -123,8 +123,8 @@ def test_a_mean_far_from_zero_costs_no_digits(mean: float) -> None:
 def test_the_number_of_chunks_does_not_matter(
     programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "EIGHT", programs)
-    monkeypatch.setattr(launch, "FOUR", programs)
+    monkeypatch.setattr(launch, "MOMENT_PROGRAMS", programs)
+    monkeypatch.setattr(launch, "GRADIENT_PROGRAMS", programs)
     monkeypatch.setattr(launch, "SPLITS", max(1, programs // 2))
     x = last(2, 5, 17, 19, seed=0, mean=4).requires_grad_()
     rows = tuple(row(5, seed) for seed in (2, 3, 4, 5))

@@ -14,10 +14,10 @@ import uvicorn
 from torch import Tensor
 
 from conftest import TinyNet, seeded
+from selfadapt.app.limits import Limits
 from selfadapt.app.networks import OfferedNetwork
 from selfadapt.app.run import StopSignals
 from selfadapt.app.server import application, bind_socket, server_config
-from selfadapt.app.uploads import Limits
 
 LIMITS = Limits(megabytes=0.05, megapixels=0.02, max_pixels=64 * 96)
 

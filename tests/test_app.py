@@ -26,12 +26,13 @@ from torch import Tensor, nn
 from conftest import assert_same, random_image, snapshot
 from selfadapt import SelfAdapt
 from selfadapt.app import charts, viewer
+from selfadapt.app.limits import MAX_FETCHED, Limits
 from selfadapt.app.masks import masks_zip
-from selfadapt.app.networks import MAX_FETCHED, Networks, OfferedNetwork, check_online
+from selfadapt.app.networks import Networks, OfferedNetwork, check_online
 from selfadapt.app.page import Page
 from selfadapt.app.requests import SETTINGS, Request, defaults, validated
 from selfadapt.app.run import Outcome, StopSignals, mean_iou, run
-from selfadapt.app.uploads import Limits, Upload, read_upload
+from selfadapt.app.uploads import Upload, read_upload
 from selfadapt.cli import main
 from selfadapt.cost import Estimate
 from selfadapt.images import to_pil

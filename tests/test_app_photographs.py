@@ -13,7 +13,7 @@ pytest.importorskip("httpx")
 pytest.importorskip("gradio", reason="needs the extra app")
 from test_app import asking
 
-from selfadapt.app.uploads import Limits
+from selfadapt.app.limits import Limits
 from serving import Served, served
 
 

@@ -188,7 +188,7 @@ def test_problems_are_printed_first_and_classes_as_bars(good: Path) -> None:
     assert road == ["road", "75.00%", "█" * 40]
     assert (sky[0], sky[1], ignored[0]) == ("sky", "16.67%", "ignored")
     assert len(sky[2]) == 9
-    assert lines[-1] == "something is wrong"
+    assert lines[-1] == "problems found"
 
 
 def test_a_dataset_without_one_readable_pair_is_printed(good: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_verb_returns_its_exit_code_and_writes_a_sheet(
 ) -> None:
     sheet = good / "sheet.png"
     assert run_check("folder", good, classes=["road", "sky"], output=sheet) == 0
-    assert "all is well" in capsys.readouterr().out
+    assert "no problems" in capsys.readouterr().out
     with Image.open(sheet) as picture:
         assert picture.size == (2 * (2 * 256 + 4), 160 + 16)
     trees.write_image(good / "images/lonely.png")

@@ -112,7 +112,7 @@ RAISES = {
     "mean of the wrong length": (
         lambda model: SelfAdapt(model, interface=Interface(mean=(0.5,), std=(0.5,))),
         ValueError,
-        "one number for each of the 3 input channels, got 1 and 1",
+        r"mean must have one number for each of the 3 input channels, got \(0.5,\)",
     ),
     "std zero": (
         lambda model: SelfAdapt(model, interface=Interface(mean=(0.0,) * 3, std=(0.0,) * 3)),

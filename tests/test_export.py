@@ -223,14 +223,10 @@ def test_a_file_that_differs_is_not_left_behind(
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in EXPORTABLE])
-def test_methods_of_more_than_a_pass_are_refused_with_the_reason(
+def test_methods_of_more_than_a_pass_are_refused(
     tiny: nn.Module, method: str, tmp_path: Path
 ) -> None:
-    reasons = {
-        "tta": "many views", "mc-dropout": "random numbers", "intent": "several times",
-        "ensemble": "several networks",
-    }  # fmt: skip
-    with pytest.raises(ValueError, match=reasons.get(method, "takes gradient steps")):
+    with pytest.raises(ValueError, match=f"'{method}' takes gradient steps, .* methods to export"):
         export_onnx(tiny, tmp_path / "net.onnx", method=method)
     assert list(tmp_path.iterdir()) == []
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import selfadapt
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
 from networks import NETWORKS
-from oddities import WAYS, Odd, conv
+from oddities import WAYS, Odd, conv, in_place_modules, used_before_a_change
 from selfadapt import SelfAdapt, create_method
 from selfadapt.engine import Fast, Network
 from selfadapt.engine.reuse import Reuse, frozen_modules
@@ -123,6 +123,16 @@ def test_an_odd_network_adapts_to_the_same(way: Callable[..., Tensor], mode: Any
     assert_same(before, snapshot(model))
     assert plain.losses[3] != plain.losses[0]
     assert_equal_results(fast, plain)
+
+
+def test_explain_is_about_the_latest_image() -> None:
+    model = seeded(lambda: Odd(used_before_a_change))
+    method = SelfAdapt(model, steps=3, **QUICK)
+    method(random_image(24, 28))
+    assert "the network changes" in method.explain().optimizations["reuse"]
+    model.way = in_place_modules
+    method(random_image(24, 28))
+    assert method.explain().optimizations["reuse"] == ""
 
 
 class Tied(nn.Module):

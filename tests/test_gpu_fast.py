@@ -140,7 +140,7 @@ def test_a_hook_sees_every_run() -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfadapt.engine.graphs.MOST_SIZES", 3)
+    monkeypatch.setattr("selfadapt.engine.graphs.MAX_RECORDINGS", 3)
     method = SelfAdapt(seeded(TinyNet).cuda(), mode="paper", steps=2, views=[View(0.5)])
     used = []
     for number in range(12):

@@ -68,7 +68,7 @@ def test_another_variant_is_another_recording(tiny: nn.Module, recordings: list[
 
 
 def test_the_oldest_makes_room(tiny: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST_SIZES", 2)
+    monkeypatch.setattr(graphs, "MAX_RECORDINGS", 2)
     run, compute = Graphs(tiny), computing([])
     for width in (1, 2, 1, 2, 1, 3, 3):
         run(compute, sized(width), (4, width))
@@ -76,7 +76,7 @@ def test_the_oldest_makes_room(tiny: nn.Module, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_memory_makes_room_too(tiny: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST_BYTES", 3 * 4 * 10 * 4 * 2)
+    monkeypatch.setattr(graphs, "MAX_BYTES", 3 * 4 * 10 * 4 * 2)
     run, compute = Graphs(tiny), computing([])
     for width in (5, 5, 4, 4, 7, 7, 100, 100):
         run(compute, sized(width), (4, width))
@@ -88,7 +88,7 @@ def test_memory_makes_room_too(tiny: nn.Module, monkeypatch: pytest.MonkeyPatch)
 def test_sizes_that_come_and_go_are_recorded_ever_less(
     tiny: nn.Module, monkeypatch: pytest.MonkeyPatch, recordings: list[Any]
 ) -> None:
-    monkeypatch.setattr(graphs, "MOST_SIZES", 2)
+    monkeypatch.setattr(graphs, "MAX_RECORDINGS", 2)
     run, compute = Graphs(tiny), computing([])
     for _ in range(40):
         for width in (1, 2, 3):

@@ -447,7 +447,7 @@ def test_a_shard_that_cannot_be_is_refused(
     place: Place, tmp_path: Path, capsys: Any, shard: str
 ) -> None:
     assert cli(small(place), tmp_path / "run", f"--shard={shard}") == 2
-    assert "a shard must be such as 2/4, the second of four" in capsys.readouterr().err
+    assert "a shard must be I/N, for example 2/4" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -61,7 +61,7 @@ INTERFACE = {
 }
 VALUES = {
     "size": [([0, 0], "size must"), ([1, 2, 3], "size must"), ([True, True], "size must")],
-    "mean": [([0, 0], "one number for each of 3 channels"), ("abc", "mean must be a tuple")],
+    "mean": [([0, 0], "one number for each of the 3 input"), ("abc", "mean must be a tuple")],
     "std": [([float("nan"), 1, 1], "std must be finite"), ([-1, 1, 1], "std must be positive")],
     "divisor": [(1.5, "divisor must"), (True, "divisor must"), (0, "divisor must")],
 }

@@ -21,10 +21,11 @@ from runs import run_cli, start_cli
 from selfadapt.baselines import SaNOnly
 from selfadapt.images import count_frames, to_pil
 from selfadapt.labels import STREETS_9, class_colors
-from selfadapt.predict.folder import SHARED_FILES, PredictFolder
+from selfadapt.predict.folder import SHARED_FILES, FileKey, PredictFolder
 from selfadapt.predict.inputs import find_inputs
 from selfadapt.predict.legend import heading, text_size
 from selfadapt.predict.outputs import write_result
+from selfadapt.predict.run import current_keys
 
 NET = ("--model", "streets", "--method", "san", "--device", "cpu")
 SECONDS = 60
@@ -115,6 +116,12 @@ def test_a_file_that_is_put_back_is_done_again(photos: Path, tmp_path: Path) -> 
             assert run_cli(*command) == 0
             assert np.asarray(PILImage.open(out / "0_label.png")).shape == size
             assert table(out)["0.png"]["height"] == str(size[0])
+
+
+def test_frames_from_before_another_content_are_done_again() -> None:
+    order = (("old", 0), ("old", 1), ("old", None), ("new", 0), ("old", 0))
+    rows = [{"file": "a.mp4", "stamp": stamp, "frame": frame} for stamp, frame in order]
+    assert current_keys(rows) == {FileKey("a.mp4", "old", 0)}
 
 
 def test_no_clock_needs_to_be_right(
@@ -326,7 +333,7 @@ def test_shares_take_names_for_images_that_came_later(photos: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--shard", "3/2"], "a shard must be such as 2/4"),
+        (["--shard", "3/2"], "a shard must be I/N, for example 2/4"),
         (["--shard", "1/2", "--overwrite"], "a share cannot start again"),
         (["--shard", "1/2", "--alpha", "0.3"], "holds a run of predict that differs"),
     ],

@@ -435,7 +435,7 @@ def test_a_misspelled_target_is_refused() -> None:
 
 
 def test_classes_and_seeds_differ() -> None:
-    with pytest.raises(ValueError, match="classes must differ, got road twice"):
+    with pytest.raises(ValueError, match="class names must differ, got 'road'"):
         replace(MODEL, classes=["road", "sky", "road"])
     with pytest.raises(ValueError, match=r"seeds must differ, got \[1, 1\]"):
         TrainConfig(model=MODEL, source=GTA, seeds=[1, 1])

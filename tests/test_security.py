@@ -105,7 +105,7 @@ def test_a_link_in_a_folder_of_predictions_is_refused(name: str, here: Path, cap
     for flags in (["--overwrite"], ["--shard", "1/2"]):
         assert run_cli(*PREDICT, "-o", "out", *flags) == 2
         said = capsys.readouterr().err
-        assert f"out/{name} must be of the run, but it is a link; remove it" in said
+        assert f"out/{name} must not be a symbolic link; remove it" in said
     assert files_of(elsewhere) == before
 
 

@@ -1,5 +1,6 @@
 """The web app: upload an image, choose methods, compare before and after.
 
+    limits    all limits: on visitors, requests, uploads, files and time
     uploads   validation and decoding of uploaded images
     networks  the networks to choose from
     requests  validation of methods and settings

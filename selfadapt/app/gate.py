@@ -21,6 +21,22 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qs
 
+from selfadapt.app.limits import (
+    BODY_BYTES_S,
+    BODY_S,
+    EXPIRY_S,
+    MAX_DEPTH,
+    MAX_FILES,
+    MAX_JSON_BYTES,
+    MAX_PENDING,
+    MAX_QUEUE,
+    MAX_SESSIONS,
+    MAX_STORAGE_BYTES,
+    MAX_VISITORS,
+    SHARE,
+    UPLOAD_OVERHEAD,
+)
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -42,29 +58,7 @@ NO_SESSION = "unknown session"
 TOO_LARGE = "this is too large"
 TICKET = "selfadapt.ticket"
 """Key of the scope of a request."""
-MAX_VISITORS = 10_000
-"""Beyond this number, the least recently seen visitors must reload the page."""
-MAX_QUEUE = 20
-"""Maximum number of waiting events of all visitors; those that stop a run do not count."""
-MAX_PENDING = {"adapt": 2, "stop": 10, "other": 10}
-"""Maximum number of waiting or running events of a visitor, by their kind."""
-MAX_SESSIONS = 100
-"""Beyond this number of open pages, the oldest of a visitor are forgotten."""
-MAX_JSON_BYTES = 2**18
-MAX_DEPTH = 20
-"""Maximum depth of JSON; the page sends 4."""
-MAX_STORAGE_BYTES = 2**31
-MAX_FILES = 20_000
-"""Limit for all visitors together."""
-SHARE = 4
-"""A visitor may have one part in ``SHARE`` of the files and of their bytes."""
-BODY_S, BODY_BYTES_S = 30, 2**15
-"""A body must arrive within this time, and at this rate if it has the maximum size."""
 CHUNK = 2**18
-EXPIRY_S = 2 * 3600
-"""Files not modified for this long are removed."""
-UPLOAD_OVERHEAD = 2**16
-"""Bytes that an upload may have in addition to the file."""
 HEADERS = {
     "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'",

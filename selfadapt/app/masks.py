@@ -6,11 +6,9 @@ import zipfile
 from collections.abc import Sequence
 from math import isfinite
 
-from PIL import Image as PILImage
-
 from selfadapt.app.run import Outcome
 from selfadapt.app.viewer import resize_nearest
-from selfadapt.images import colored, label_image
+from selfadapt.images import colored, encode, label_image
 from selfadapt.labels import class_colors
 from selfadapt.views import Size
 
@@ -32,15 +30,11 @@ def masks_zip(model: str, outcomes: Sequence[Outcome], size: Size) -> bytes:
     with zipfile.ZipFile(file, "w") as archive:
         for method, label in labels.items():
             label = resize_nearest(label, size)
-            archive.writestr(f"{method}_label.png", _png(label_image(label, colors)))
-            archive.writestr(f"{method}_color.png", _png(colored(label, colors)))
+            pictures = {"label": label_image(label, colors), "color": colored(label, colors)}
+            for kind, picture in pictures.items():
+                content = encode(picture, "PNG", compress_level=3)
+                archive.writestr(f"{method}_{kind}.png", content)
         archive.writestr("about.json", json.dumps(_metadata(model, outcomes), indent=2))
-    return file.getvalue()
-
-
-def _png(picture: PILImage.Image) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "PNG", compress_level=3)
     return file.getvalue()
 
 

@@ -8,13 +8,12 @@ from urllib.request import urlopen
 
 from torch import nn
 
+from selfadapt.app.limits import MAX_FETCHED
 from selfadapt.methods import METHODS, create_method
 from selfadapt.models import open_model
 from selfadapt.models.trained import TRAINED
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 
-MAX_FETCHED = 2
-"""Number of downloaded networks kept in memory; others are opened again from disk."""
 HOSTS = {"torchvision": "https://download.pytorch.org", "hf": "https://huggingface.co"}
 TIMEOUT_S = 5
 
@@ -81,9 +80,7 @@ class Networks:
         """
         if not isinstance(name, str) or name not in [*self]:
             shown = str(name)[:40]
-            raise ValueError(
-                f"unknown network {shown!r};{nearest(shown, self)} available: {', '.join(self)}"
-            )
+            raise ValueError(f"unknown network {shown!r}{alternatives(shown, self)}")
         if name in self.loaded:
             return self.loaded[name]
         with self._lock:

@@ -18,13 +18,10 @@ from PIL import Image as PILImage
 from torch import Tensor
 
 from selfadapt.app import charts
+from selfadapt.app.limits import MAX_LR, MAX_METHODS, MAX_RENDERED, MAX_SEED, MAX_STEPS, Limits
 from selfadapt.app.masks import masks_zip
 from selfadapt.app.networks import Networks, OfferedNetwork
 from selfadapt.app.requests import (
-    MAX_LR,
-    MAX_METHODS,
-    MAX_SEED,
-    MAX_STEPS,
     SCALES,
     SETTINGS,
     Request,
@@ -33,13 +30,13 @@ from selfadapt.app.requests import (
     validated,
 )
 from selfadapt.app.run import Outcome, StopSignals, run
-from selfadapt.app.uploads import FORMATS, Limits, Upload, read_upload
+from selfadapt.app.uploads import FORMATS, Upload, read_upload
 from selfadapt.app.viewer import WEB, viewer_data
 from selfadapt.checks import check_number
 from selfadapt.method import Method, Stopped
 from selfadapt.methods import create_method, summary_of
 from selfadapt.models.trained import TRAINED
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 from selfadapt.progress import duration
 from selfadapt.streets import LOOKS, render
 from selfadapt.views import size_of
@@ -47,8 +44,6 @@ from selfadapt.views import size_of
 LOG = logging.getLogger(__name__)
 FIRST_STREET = "night", 4
 HOUR_S = 3600
-MAX_RENDERED = 1000
-"""Number of rendered streets whose labels can still be looked up."""
 LONG_S = 5
 """If the estimate is longer, the page suggests faster settings."""
 STOPPED = "<p>Stopped. The network is unchanged.</p>"
@@ -231,7 +226,7 @@ class Page:
         with _user_errors():
             if not isinstance(look, str) or look not in LOOKS:
                 shown = str(look)[:40]
-                raise ValueError(f"unknown look {shown!r};{nearest(shown, LOOKS)}")
+                raise ValueError(f"unknown look {shown!r}{alternatives(shown, LOOKS)}")
             check_number("street", seed, 0, MAX_SEED, whole=True)
             assert isinstance(seed, int)
             file = self._new_file(f"{look}-{seed}.png")

@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from selfadapt.adapt import STEP_LENGTH
+from selfadapt.app.limits import MAX_LR, MAX_METHODS, MAX_STEPS
 from selfadapt.checks import check_number
 from selfadapt.methods import settings_of
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 
 SETTINGS = ("alpha", "psi", "lr", "steps", "scales")
 """Settings with a control on the page."""
 SHARED = ("alpha", "scales")
 """Settings that apply to all methods; the others apply to the first method only."""
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
-MAX_STEPS, MAX_LR, MAX_METHODS = 50, 1.0, 4
-MAX_SEED = 9999
 RANGES = {"alpha": (0, 1), "psi": (0, 1), "lr": (1e-6, MAX_LR), "steps": (0, MAX_STEPS)}
 
 
@@ -66,10 +65,7 @@ def check_method(name: object, offered: Sequence[str]) -> str:
     """Return the name of a method if it is offered, else raise ValueError."""
     if not isinstance(name, str) or name not in offered:
         shown = str(name)[:40]
-        raise ValueError(
-            f"unknown method {shown!r};{nearest(shown, offered)} available for this "
-            f"network: {', '.join(offered)}"
-        )
+        raise ValueError(f"unknown method {shown!r} for this network{alternatives(shown, offered)}")
     return name
 
 

@@ -119,11 +119,10 @@ def run(
             method.on_step = on_step
         result = method(image)
         source, pseudo = result.source_label, result.pseudo_label
-        classes = getattr(getattr(network.model, "spec", None), "classes", None)
         yield Outcome(
             method=name,
             settings=settings,
-            names=predicted_names(classes, result.num_classes),
+            names=predicted_names(result.classes, result.num_classes),
             label=result.label.cpu(),
             confidence=result.confidence.float().cpu(),
             source_label=None if source is None else source.cpu(),

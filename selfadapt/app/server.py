@@ -19,17 +19,13 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from selfadapt.app.gate import TICKET, Event, Gate, Ticket
+from selfadapt.app.limits import MAX_CONNECTIONS, REQUEST_S, Limits
 from selfadapt.app.networks import Networks, OfferedNetwork
 from selfadapt.app.page import Page
 from selfadapt.app.run import StopSignals
-from selfadapt.app.uploads import Limits
 from selfadapt.app.viewer import WEB
 from selfadapt.checks import check_number
 
-MAX_CONNECTIONS = 512
-"""With more connections, requests are refused; a page has a few."""
-REQUEST_S = 30
-"""Time for the first request of a connection to arrive."""
 LOOPBACK = "127.0.0.1"
 FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
 """System fonts, so that nothing is downloaded."""

@@ -1,6 +1,5 @@
 """Uploaded images: validated by type and size before any pixel is decoded."""
 
-import io
 import os
 import re
 import warnings
@@ -18,46 +17,15 @@ from PIL.TiffImagePlugin import (
 )
 from torch import Tensor
 
-from selfadapt.checks import check_number
-from selfadapt.images import load_image, to_pil
+from selfadapt.app.limits import MAX_SCANS, MAX_SEGMENTS, MAX_TILES, MIN_SIDE, Limits
+from selfadapt.images import encode, load_image, to_pil
 from selfadapt.modes import size_within, within_budget
 from selfadapt.views import Size, size_of
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
-MIN_SIDE = 16
 DAMAGED = "this image cannot be read; it may be cut off or damaged"
-MAX_SCANS = 100
-"""Maximum number of scans of a JPEG; each decodes all pixels again. Usual are 1 to 12."""
-MAX_SEGMENTS = 10_000
-"""Maximum number of markers of a JPEG besides restart markers."""
 MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
 """A JPEG marker that has a segment, and the end of the image."""
-MAX_TILES = 2**17
-"""Maximum number of tiles or strips of a TIFF."""
-PIXELS = {"cpu": 384 * 768, "cuda": 1024 * 2048}
-"""Default of ``Limits.max_pixels`` by device type; other devices use the value of the CPU."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits on the size of images."""
-
-    megabytes: float = 20
-    """Larger files are refused."""
-    megapixels: float = 32
-    """Images with more pixels are refused."""
-    max_pixels: int = PIXELS["cpu"]
-    """Images with more pixels are scaled down."""
-
-    def __post_init__(self) -> None:
-        check_number("max_mb", self.megabytes, 0.01, 1024)
-        check_number("max_megapixels", self.megapixels, 0.01, 1024)
-        check_number("max_pixels", self.max_pixels, MIN_SIDE**2, whole=True)
-
-    @property
-    def num_bytes(self) -> int:
-        """Maximum size of a file in bytes."""
-        return int(self.megabytes * 2**20)
 
 
 @dataclass(frozen=True)
@@ -113,13 +81,12 @@ def _decoded(picture: PILImage.Image) -> Tensor:
 
 
 def _as_png(image: Tensor, limits: Limits) -> bytes:
-    file = io.BytesIO()
-    to_pil(image).save(file, "PNG")
-    if file.tell() > limits.num_bytes:
+    png = encode(to_pil(image), "PNG")
+    if len(png) > limits.num_bytes:
         raise ValueError(
             f"this TIFF has more than {limits.megabytes:g} MB as a PNG; send a smaller one"
         )
-    return file.getvalue()
+    return png
 
 
 def _check_scans(path: Path) -> None:

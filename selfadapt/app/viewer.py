@@ -5,7 +5,6 @@ opacity or the compared masks without a request to the server.
 """
 
 import base64
-import io
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,16 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from selfadapt.app.limits import MAX_SIDE
 from selfadapt.app.run import Outcome, remap_street_label
 from selfadapt.app.uploads import Upload
-from selfadapt.images import to_pil
+from selfadapt.images import data_uri, encode, to_pil
 from selfadapt.labels import class_colors
 from selfadapt.views import Size, resize, size_of
 
 WEB = Path(__file__).parent / "web"
 """Style, markup and script of the page."""
-MAX_SIDE = 1600
-"""Maximum height and width of the photo and masks sent to the page."""
 NO_CLASS = 2**16 - 1
 """Class id of pixels that a pseudo-label ignores."""
 
@@ -44,8 +42,6 @@ def viewer_data(
     scale = min(1, MAX_SIDE / max(height, width))
     size = max(1, round(height * scale)), max(1, round(width * scale))
     photo = upload.image if scale == 1 else resize(upload.image, size)
-    file = io.BytesIO()
-    to_pil(photo).save(file, "JPEG", quality=90)
     names = outcomes[0].names
     layers = []
 
@@ -71,7 +67,7 @@ def viewer_data(
         "title": title,
         "width": size[1],
         "height": size[0],
-        "photo": f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}",
+        "photo": data_uri(encode(to_pil(photo), "JPEG", quality=90), "JPEG"),
         "names": names,
         "colors": class_colors(names),
         "layers": layers,

@@ -9,8 +9,9 @@ from jsonargparse import ArgumentParser, Namespace
 
 from selfadapt import METHODS, MODELS, Interface, create_model
 from selfadapt.cli.commands import Command, json_argument
-from selfadapt.cli.model_flags import NOT_FLAGS, SHIPPED, setting_texts
+from selfadapt.cli.model_flags import NOT_FLAGS, setting_texts
 from selfadapt.methods import check_method, settings_of, summary_of
+from selfadapt.models.create import SHIPPED
 from selfadapt.models.families import adapted_parameters
 from selfadapt.models.trained import TRAINED
 from selfadapt.norm import find_san

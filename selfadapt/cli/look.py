@@ -25,7 +25,6 @@ from selfadapt.bench import (
 from selfadapt.checks import check_number
 from selfadapt.cli.commands import Command, complete_files, json_argument
 from selfadapt.cli.model_flags import (
-    SHIPPED,
     as_list,
     device_argument,
     model_arguments,
@@ -37,9 +36,10 @@ from selfadapt.data.check import Report, run_check
 from selfadapt.demo import demo, demo_images
 from selfadapt.demo.run import DEFAULT_SETTINGS, STREETS_SETTINGS
 from selfadapt.devices import find_device
-from selfadapt.files import make_folder
+from selfadapt.files import make_folder, would_be_replaced
 from selfadapt.labels import class_names
 from selfadapt.methods import check_method
+from selfadapt.models.create import SHIPPED
 from selfadapt.streets import TARGETS
 
 
@@ -168,9 +168,7 @@ def _bench(args: Namespace) -> int:
     if args.output:
         path = args.output / "bench.json"
         if path.exists() and not args.overwrite:
-            raise FileExistsError(
-                f"{path} would be replaced; choose another folder or use --overwrite"
-            )
+            raise would_be_replaced(path)
         make_folder(args.output)
 
     def save(rows: list[Timing]) -> None:

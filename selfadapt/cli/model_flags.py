@@ -29,8 +29,6 @@ from selfadapt.patterns import nearest
 from selfadapt.steps import STEP_RULES
 
 NOT_FLAGS = {"views", "interface", "compare"}
-SHIPPED = "streets"
-"""The network shipped with the package."""
 SWITCH_TYPES = (bool, bool | Fast)
 BY_NAME = {"loss": LOSSES, "step": STEP_RULES}
 """Settings that the command line takes by name, and Python also as functions."""
@@ -223,14 +221,9 @@ def _interface_flags(args: Namespace) -> dict[str, Any]:
             f"--mean must be for pixel values from 0 to 1, got {args.mean}; if --mean and "
             "--std are for values up to 255, divide by 255"
         )
-    Interface(**given)
     if "mean" in given:
-        count = given.setdefault("channels", len(given["mean"]))
-        if not len(given["mean"]) == len(given["std"]) == count:
-            raise ValueError(
-                f"--mean and --std must have one number for each of the {count} channels, got "
-                f"{len(given['mean'])} and {len(given['std'])}"
-            )
+        given.setdefault("channels", len(given["mean"]))
+    Interface(**given).check_lengths()
     return given
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from selfadapt.app.limits import PIXELS, Limits
 from selfadapt.cli.commands import Command
-from selfadapt.cli.model_flags import SHIPPED, model_arguments, open_models
+from selfadapt.cli.model_flags import model_arguments, open_models
 from selfadapt.demo.run import STREETS_SETTINGS
+from selfadapt.models.create import SHIPPED
 from selfadapt.optional import import_optional
 
 
@@ -24,10 +26,16 @@ def _serve_arguments(parser: ArgumentParser) -> None:
         "everyone who can reach it.",
     )
     parser.add_argument(
-        "--max-mb", type=float, default=20.0, help="Refuse image files larger than this many MB."
+        "--max-mb",
+        type=float,
+        default=Limits.megabytes,
+        help="Refuse image files larger than this many MB.",
     )
     parser.add_argument(
-        "--max-megapixels", type=float, default=32.0, help="Refuse images with more megapixels."
+        "--max-megapixels",
+        type=float,
+        default=Limits.megapixels,
+        help="Refuse images with more megapixels.",
     )
     parser.add_argument(
         "--max-pixels",
@@ -41,7 +49,6 @@ def _serve(args: Namespace) -> int:
     import_optional("gradio", "app")
     from selfadapt.app.networks import OfferedNetwork
     from selfadapt.app.server import is_local, serve
-    from selfadapt.app.uploads import PIXELS, Limits
 
     args.model = args.model or [SHIPPED]
     models = open_models(args)

@@ -11,7 +11,6 @@ import numpy as np
 from rich.bar import Bar
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from selfadapt.data.catalog import DatasetInfo
@@ -22,6 +21,7 @@ from selfadapt.data.samples import Dataset, size_error, table_classes
 from selfadapt.data.sheet import contact_sheet
 from selfadapt.files import atomic_write, check_output
 from selfadapt.labels import ClassSpace
+from selfadapt.progress import ProgressBar
 
 NOT_IN_TABLE = "not in the table"
 
@@ -153,17 +153,8 @@ def run_check(
     """
     if output is not None:
         check_output(output, overwrite=overwrite)
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-    console = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(dataset)
-        report = check_data(
-            dataset,
-            root,
-            split=split,
-            classes=classes,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    with ProgressBar(dataset) as bar:
+        report = check_data(dataset, root, split=split, classes=classes, progress=bar.update)
     (show or print_report)(report)
     if output is not None and any(len(part.dataset) for part in report.splits):
         sheet = contact_sheet([part.dataset for part in report.splits])
@@ -186,7 +177,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
             escape(name), f"{share:.2%}", Bar(max(*shares.values(), 1e-9), 0, share, width=40)
         )
     console.print(chart)
-    console.print("something is wrong" if report.problems else "all is well")
+    console.print("problems found" if report.problems else "no problems")
 
 
 def _splits(dataset: str, root: str | Path | None) -> list[str]:

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from selfadapt.checks import check_not_none, check_number
+from selfadapt.checks import check_not_none, check_number, first_few
+from selfadapt.classfile import read_classes
 from selfadapt.data.catalog import DatasetInfo
 from selfadapt.data.layouts import Listing, Pair
 from selfadapt.data.locate import dataset_info, find_listing
@@ -14,7 +15,7 @@ from selfadapt.data.reading import read_image_size
 from selfadapt.data.samples import Dataset, Streets
 from selfadapt.data.tables import class_list_table
 from selfadapt.labels import ClassSpace, LabelTable, class_space
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 from selfadapt.streets import CLASSES, LOOKS
 
 NUM_STREETS = 500
@@ -147,17 +148,7 @@ def label_table(dataset: str, listing: Listing, classes: str | Sequence[str] | N
             f"the classes of the labels under {listing.root} must be given: as the name of a "
             f"class space, as a list, or in the lines of {path}"
         )
-    names = _lines(path)
-    if duplicates := _duplicates(names):
-        raise ValueError(
-            f"each line of {path} must name another class, got {first_few(duplicates)} twice"
-        )
-    if "" in names:
-        raise ValueError(
-            f"each line of {path} must name the class of an id, but line {names.index('') + 1} is "
-            "empty; name unused ids as well"
-        )
-    return class_list_table(class_space(names).names, str(path))
+    return class_list_table(list(read_classes(path)), str(path))
 
 
 def usable_pairs(info: DatasetInfo, listing: Listing) -> tuple[list[Pair], list[str]]:
@@ -171,7 +162,7 @@ def usable_pairs(info: DatasetInfo, listing: Listing) -> tuple[list[Pair], list[
         ("labels have no image", listing.labels_without_image),
     ):
         if paths:
-            notes.append(f"left out: {len(paths)} {what}: {first_few(paths)}")
+            notes.append(f"left out: {len(paths)} {what}: {first_few(paths, MAX_EXAMPLES)}")
     pairs = list(listing.pairs)
     if info.sizes_differ:
         with ThreadPoolExecutor() as pool:
@@ -184,16 +175,6 @@ def usable_pairs(info: DatasetInfo, listing: Listing) -> tuple[list[Pair], list[
                 f"{', '.join(differing)}"
             )
     return pairs, notes
-
-
-def first_few(items: Sequence[object]) -> str:
-    """Return the first items as text, and the number of the others."""
-    more = f" and {len(items) - MAX_EXAMPLES} more" if len(items) > MAX_EXAMPLES else ""
-    return ", ".join(map(str, items[:MAX_EXAMPLES])) + more
-
-
-def _duplicates(names: Sequence[str]) -> list[str]:
-    return [name for name, times in Counter(names).items() if name and times > 1]
 
 
 def _have_same_size(pair: Pair) -> bool:
@@ -210,33 +191,28 @@ def _select(pairs: list[Pair], names: str | Path | None) -> list[Pair]:
     path = Path(names).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path} with the names of pairs")
-    selected = [line for line in _lines(path) if line]
-    if duplicates := _duplicates(selected):
-        raise ValueError(
-            f"each pair must be named once, but {path} has {first_few(duplicates)} twice"
-        )
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be a text file in UTF-8: {error}") from error
+    selected = [line.strip() for line in lines if line.strip()]
+    if duplicates := [name for name, times in Counter(selected).items() if times > 1]:
+        twice = first_few(duplicates, MAX_EXAMPLES)
+        raise ValueError(f"each pair must be named once, but {path} has {twice} twice")
     available = {pair.name for pair in pairs}
     unknown = [name for name in selected if name not in available]
     if unknown or not selected:
         example = f"; an example of a name is {pairs[0].name}" if pairs else ""
-        raise ValueError(f"{path} must name pairs, got {first_few(unknown) or 'no name'}{example}")
+        got = first_few(unknown, MAX_EXAMPLES) or "no name"
+        raise ValueError(f"{path} must name pairs, got {got}{example}")
     chosen = set(selected)
     return [pair for pair in pairs if pair.name in chosen]
 
 
 def _open_streets(look: str, space: ClassSpace, names: str | Path | None, number: int) -> Dataset:
     if look not in LOOKS:
-        raise ValueError(
-            f"streets has no look {look!r};{nearest(look, LOOKS)} known: {', '.join(LOOKS)}"
-        )
+        raise ValueError(f"streets has no look {look!r}{alternatives(look, LOOKS)}")
     scenes = [f"{look}-{index:05}" for index in range(number)]
     pairs = _select([Pair(scene, Path(scene), Path(scene)) for scene in scenes], names)
     table = class_list_table(CLASSES, "selfadapt.streets")
     return Streets(f"streets/{look}", pairs, space, table)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return [line.strip() for line in path.read_text("utf-8-sig").rstrip().splitlines()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be a text file in UTF-8: {error}") from error

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from selfadapt.data.catalog import DATASETS
 from selfadapt.data.datasets import DataConfig
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 
 
 def overlap(target: str, data: DataConfig) -> bool:
@@ -27,8 +27,8 @@ def check_target(target: str) -> None:
     is_dataset = target.partition("/")[0] in DATASETS and target != "folder"
     if not (is_dataset or target.startswith(("/", "~", ".")) or Path(target).is_dir()):
         raise ValueError(
-            f"a target must be DATASET, DATASET/SPLIT or a folder, got {target!r};"
-            f"{nearest(target, DATASETS)} known: {', '.join(DATASETS)}"
+            f"a target must be DATASET, DATASET/SPLIT or a folder, got {target!r}"
+            f"{alternatives(target, DATASETS)}"
         )
 
 

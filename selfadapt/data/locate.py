@@ -5,15 +5,15 @@ from pathlib import Path
 
 from selfadapt.data.catalog import DATASETS, DatasetInfo
 from selfadapt.data.layouts import Listing, list_pairs
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives, nearest
 
 
 def dataset_info(dataset: str) -> DatasetInfo:
     """Return the facts about a dataset, by its name."""
     if dataset not in DATASETS:
         raise ValueError(
-            f"unknown dataset {dataset!r};{nearest(dataset, DATASETS)} "
-            f"known: {', '.join(DATASETS)}; for your own images use 'folder'"
+            f"unknown dataset {dataset!r}{alternatives(dataset, DATASETS)}; "
+            "for your own images use 'folder'"
         )
     return DATASETS[dataset]
 

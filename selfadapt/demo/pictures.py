@@ -1,7 +1,5 @@
 """Pictures of the demo as data URIs: an image before and after adaptation."""
 
-import base64
-import io
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -10,7 +8,7 @@ import torch
 from PIL import Image as PILImage
 from torch import Tensor
 
-from selfadapt.images import colored, to_pil
+from selfadapt.images import colored, data_uri, encode, to_pil
 from selfadapt.labels import class_colors
 from selfadapt.pseudo import IGNORE
 from selfadapt.result import Result
@@ -100,14 +98,8 @@ def legend(
 
 
 def _png(picture: PILImage.Image) -> str:
-    return _data_uri(picture, "PNG", optimize=True)
+    return data_uri(encode(picture, "PNG", optimize=True), "PNG")
 
 
 def _jpeg(picture: PILImage.Image) -> str:
-    return _data_uri(picture, "JPEG", quality=88)
-
-
-def _data_uri(picture: PILImage.Image, image_format: str, **options: bool | int) -> str:
-    file = io.BytesIO()
-    picture.save(file, image_format, **options)
-    return f"data:image/{image_format.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+    return data_uri(encode(picture, "JPEG", quality=88), "JPEG")

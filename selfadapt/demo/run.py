@@ -6,8 +6,8 @@ looks shown.
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ from selfadapt.demo.tables import (
     score_table,
     score_verdict,
 )
+from selfadapt.devices import cpu_threads
 from selfadapt.engine import described
-from selfadapt.files import atomic_write, make_folder
+from selfadapt.files import atomic_write, make_folder, would_be_replaced
 from selfadapt.forecast import FEW_STEPS, SLOW_IMAGE_S, total_seconds
 from selfadapt.images import load_image
 from selfadapt.labels import STREETS_9, predicted_names
@@ -43,8 +44,9 @@ from selfadapt.method import UNLIKE
 from selfadapt.methods import create_method
 from selfadapt.metrics import Score
 from selfadapt.models import open_model
+from selfadapt.models.create import SHIPPED
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 from selfadapt.predict import find_inputs
 from selfadapt.predict.stream import picture_notes
 from selfadapt.progress import ProgressBar, duration
@@ -93,18 +95,16 @@ def demo(
     """
     for look in looks:
         if look not in TARGETS:
-            choices = ", ".join(TARGETS)
-            raise ValueError(
-                f"unknown target look {look!r};{nearest(look, TARGETS)} known: {choices}"
-            )
+            raise ValueError(f"unknown target look {look!r}{alternatives(look, TARGETS)}")
     check_number("scenes", scenes, 1, whole=True)
     report = _report_path(folder, overwrite)
     make_folder(folder)
     console, sections = Console(), []
-    methods = _methods(open_model("streets").to(device), STREETS_SETTINGS, steps)
+    methods = _methods(open_model(SHIPPED).to(device), STREETS_SETTINGS, steps)
     means: dict[str, list[MethodScore]] = {}
     gains: list[tuple[float, str, Scene]] = []
-    with _single_thread(), ProgressBar("adapting", len(looks) * scenes * len(methods)) as bar:
+    # Several threads stall on a machine with other load.
+    with cpu_threads(1), ProgressBar("adapting", len(looks) * scenes * len(methods)) as bar:
         for look in dict.fromkeys(looks):
             domain = open_dataset("streets", split=look, space="streets-9", limit=scenes)
             scores = {name: Score(len(STREETS_9)) for name in methods}
@@ -255,7 +255,7 @@ def _report_path(folder: Path, overwrite: bool) -> Path:
     """Return the path of the page; raise an error if it cannot be written there."""
     report = folder / "report.html"
     if report.exists() and not overwrite:
-        raise FileExistsError(f"{report} would be replaced; choose another folder or --overwrite")
+        raise would_be_replaced(report)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"the output must be a folder, but {folder} is a file")
     return report
@@ -308,17 +308,6 @@ def _opening_lines(
     hint = f"; fewer steps take less, such as --steps {FEW_STEPS}" if steps > FEW_STEPS else ""
     text += " on this CPU" + (hint if total > SLOW_IMAGE_S * sizes.total() else "")
     return [*trained_on([model]), text]
-
-
-@contextmanager
-def _single_thread() -> Iterator[None]:
-    """Use one thread: several threads stall on a machine with other load."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _write(report: Path, content: str) -> None:

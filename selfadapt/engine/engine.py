@@ -69,6 +69,7 @@ class Engine:
             tuned: Names of the parameters to tune.
             on_step: Called after each step.
         """
+        self.fallbacks = {}  # each network tries again
         return Network(self.model, self.interface, san, tuned, self.plan(), on_step, self.fallbacks)
 
     def run(self, compute: Compute, image: Tensor, size: Size, variant: Hashable) -> Computed:

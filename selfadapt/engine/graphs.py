@@ -28,7 +28,7 @@ Compute = Callable[[Tensor], Computed]
 
 RECORD_AT = 2
 """Which image of a size, counted from 1, is recorded: sizes that occur once are not worth it."""
-MOST_SIZES, MOST_BYTES = 16, 4 * 2**30
+MAX_RECORDINGS, MAX_BYTES = 16, 4 * 2**30
 """Limits for the recordings that are kept: their number, and their own memory."""
 
 
@@ -117,14 +117,12 @@ class Graphs:
             return compute(image).finish(size, copy=False)
         self._addresses = addresses(self._model)
         self._recordings[key] = Recording(graph, static_image, computed)
-        while len(self._recordings) > MOST_SIZES or self._num_bytes() > MOST_BYTES:
-            if len(self._recordings) == 1:
-                break
+        while len(self._recordings) > 1 and (
+            len(self._recordings) > MAX_RECORDINGS
+            or sum(kept.num_bytes for kept in self._recordings.values()) > MAX_BYTES
+        ):
             self._recordings.popitem(last=False)
         return self._recordings[key].replay(image, size)
-
-    def _num_bytes(self) -> int:
-        return sum(recording.num_bytes for recording in self._recordings.values())
 
     def _clear_if_outdated(self) -> None:
         if self._recordings and addresses(self._model) != self._addresses:

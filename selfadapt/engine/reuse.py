@@ -52,7 +52,7 @@ class Reuse(TorchFunctionMode):
         self._tracker = tracker or StatisticsTracker(0.0)
         self._precision = precision
         self._constants: dict[int, tuple[Tensor, int]] = {}  # with the version it must have
-        self._used: set[int] = set()  # by others than those that change them in place
+        self._used: set[int] = set()  # ids of constants that other operations have read
         self._calls: dict[Any, tuple[list[Any], Any, list[Tensor], list[Any], list[Any]]] = {}
         self._inside = False
         self.usable = True
@@ -122,7 +122,8 @@ class Reuse(TorchFunctionMode):
             self._disable()  # it was changed through a view
             return run(*args, **kwargs)
         start = len(self._tracker.updates)
-        buffers = list(map(_with_version, what.buffers() if isinstance(what, nn.Module) else ()))
+        buffers = what.buffers() if isinstance(what, nn.Module) else ()
+        versions = [(buffer, version(buffer)) for buffer in buffers]
         attributes = _attributes(what)
         self._inside = True
         try:
@@ -131,8 +132,10 @@ class Reuse(TorchFunctionMode):
         finally:
             self._inside = False
         updates = self._tracker.updates[start:]
-        if self._keeps_state(buffers, updates) or not _same(tree_flatten((args, kwargs)), leaves):
+        if self._keeps_state(versions, updates):
             return result
+        if not _all_same(leaves, tree_flatten((args, kwargs))[0]):
+            return result  # it has modified a list
         if not _all_same(attributes, _attributes(what)):
             return result  # it keeps state in its attributes
         made, form = tree_flatten(result)
@@ -173,10 +176,10 @@ class Reuse(TorchFunctionMode):
         if not isinstance(what, nn.Module):
             self._used.update(id(value) for value in values if id(value) in self._constants)
 
-    def _keeps_state(self, buffers: Iterable[tuple[Tensor, int]], updates: Iterable[Any]) -> bool:
+    def _keeps_state(self, versions: Iterable[tuple[Tensor, int]], updates: Iterable[Any]) -> bool:
         """Return True if a module has changed its buffers, so that its next output may differ."""
         running = {id(tensor) for update in updates for tensor in update[:2]}
-        changed = [tensor for tensor, before in buffers if version(tensor) != before]
+        changed = [tensor for tensor, before in versions if version(tensor) != before]
         return any(id(tensor) not in running for tensor in changed)
 
     def _check_change(self, args: Any, kwargs: Any) -> None:
@@ -215,11 +218,6 @@ def _plain(leaf: Any) -> bool:
     return leaf is None or isinstance(leaf, bool | int | float | str | torch.Size)
 
 
-def _same(now: tuple[list[Any], Any], before: list[Any]) -> bool:
-    """Return True if the arguments are unchanged: a module may modify a list."""
-    return _all_same(before, now[0])
-
-
 def _attributes(what: Any) -> list[Any]:
     """Return all attributes of a module and its submodules, with the content of lists and dicts."""
     attributes: list[Any] = []
@@ -246,10 +244,6 @@ def _hashable(leaf: Any) -> Any:
 def _requires_grad(tensor: Tensor) -> bool:
     with torch._C.DisableTorchFunction():
         return tensor.requires_grad
-
-
-def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
-    return tensor, version(tensor)
 
 
 def version(tensor: Tensor) -> int:

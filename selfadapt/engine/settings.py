@@ -82,7 +82,7 @@ class Fast:
         elif self.precision == "fp32":
             reasons["precision"] = off
         elif not cuda or torch.cuda.get_device_capability(device) < (8, 0):
-            reasons["precision"] = gpu_only or "this GPU is not made for 16-bit numbers"
+            reasons["precision"] = gpu_only or "needs compute capability 8.0 for 16-bit"
         else:
             predict, adapt = torch.float16, torch.bfloat16
         return Plan(predict, adapt, {name: why for name, why in reasons.items() if why})

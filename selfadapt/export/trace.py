@@ -28,13 +28,6 @@ from selfadapt.views import Size, size_of
 
 EXPORTABLE = ("source", "p-bn", "san")
 """Methods of one forward pass."""
-NOT_EXPORTABLE = {
-    "tta": "segments many views of an image, at different sizes",
-    "intent": "segments an image several times and weighs the results",
-    "mc-dropout": "draws random numbers",
-    "ensemble": "runs several networks",
-}
-"""Why other methods cannot be exported; methods not listed take gradient steps."""
 CHECK_SIZES: tuple[Size, ...] = ((97, 203), (160, 128), (224, 289), (130, 75))
 """Heights and widths to check a file at; the graph is traced at the first."""
 
@@ -69,10 +62,10 @@ def check_exportable(method: str) -> None:
     """Raise ValueError unless the method is a single forward pass."""
     settings_of(method)  # raises ValueError for an unknown method
     if method not in EXPORTABLE:
-        reason = NOT_EXPORTABLE.get(method, "takes gradient steps for each image")
         raise ValueError(
-            f"the method {method!r} {reason}, so it cannot be exported as one "
-            f"forward pass; methods to export: {', '.join(EXPORTABLE)}"
+            f"the method {method!r} takes gradient steps, segments an image several times or draws "
+            "random numbers, so it cannot be exported as one forward pass; methods to export: "
+            f"{', '.join(EXPORTABLE)}"
         )
 
 

@@ -27,7 +27,7 @@ from selfadapt.models.interface import MAX_CHANNELS
 from selfadapt.models.zoo import Architecture, StateDict
 from selfadapt.optional import import_optional
 from selfadapt.own import import_own, not_trusted
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives, nearest
 
 ADDRESS = re.compile(r"(torchvision|smp):(.+)")
 MAX_LAYERS = 1000
@@ -58,8 +58,7 @@ def _torchvision(name: str) -> Architecture:
     names = torchvision.models.list_models(segmentation)
     if name not in names:
         raise ValueError(
-            f"torchvision has no segmentation network {name!r};{nearest(name, names)} "
-            f"available: {', '.join(names)}"
+            f"torchvision has no segmentation network {name!r}{alternatives(name, names)}"
         )
     build = partial(get_model, name, weights=None, weights_backbone=None)
 
@@ -84,8 +83,7 @@ def _smp(name: str) -> Architecture:
     if kind.lower() not in kinds:
         names = [kind.__name__ for kind in kinds.values()]
         raise ValueError(
-            f"segmentation-models-pytorch has no architecture {kind!r};{nearest(kind, names)} "
-            f"available: {', '.join(names)}"
+            f"segmentation-models-pytorch has no architecture {kind!r}{alternatives(kind, names)}"
         )
     encoders = smp.encoders.get_encoder_names()
     if not slash or not _is_encoder(smp, encoder):

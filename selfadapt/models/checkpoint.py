@@ -138,12 +138,7 @@ def _recorded_interface(metadata: Mapping[str, str]) -> Interface | None:
     if not settings:
         return None
     interface = Interface(**settings)
-    for numbers in (interface.mean, interface.std):
-        if None not in (numbers, interface.channels) and len(numbers or ()) != interface.channels:
-            raise ValueError(
-                f"mean and std must have one number for each of {interface.channels} channels, "
-                f"got {shortened(numbers)}"
-            )
+    interface.check_lengths()
     return interface
 
 

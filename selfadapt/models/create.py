@@ -19,8 +19,8 @@ from selfadapt.models.zoo import MODELS
 
 T = TypeVar("T")
 
-SHIPPED = {"streets": "weights/streets.safetensors"}
-"""Networks that are part of the package."""
+SHIPPED = "streets"
+"""The network that is part of the package."""
 SHIPPED_TRAINED_ON = "synthetic street scenes rendered in daylight, not photographs"
 
 
@@ -81,8 +81,8 @@ def open_model(
         trust: Allow running the function at ``MODULE:FUNCTION``.
     """
     name = os.fspath(place)
-    if name in SHIPPED:
-        model: Any = load_model(str(files("selfadapt") / SHIPPED[name]))
+    if name == SHIPPED:
+        model: Any = load_model(str(files("selfadapt") / "weights/streets.safetensors"))
         model.spec = replace(model.spec, trained_on=SHIPPED_TRAINED_ON)
         _check_no_arguments(name, model, classes, weights)
         return model

@@ -89,18 +89,12 @@ def _merge(interface: Interface, other: Interface) -> Interface:
 def _with_normalisation(interface: Interface) -> Interface:
     """Fill in mean and deviation (ImageNet's for colour, else 0 and 1), and check them."""
     channels = interface.channels or 3
-    default_mean, default_std = (0.0,) * channels, (1.0,) * channels
+    mean, std = (0.0,) * channels, (1.0,) * channels
     if channels == 3:
-        default_mean, default_std = IMAGENET_MEAN, IMAGENET_STD
-    mean, std = interface.mean or default_mean, interface.std or default_std
-    if not len(mean) == len(std) == channels:
-        raise ValueError(
-            f"mean and std must have one number for each of the {channels} input channels, "
-            f"got {len(mean)} and {len(std)}"
-        )
-    if any(deviation <= 0 for deviation in std):
-        raise ValueError(f"std must be positive, got {std}")
-    return replace(interface, mean=mean, std=std)
+        mean, std = IMAGENET_MEAN, IMAGENET_STD
+    interface = replace(interface, mean=interface.mean or mean, std=interface.std or std)
+    interface.check_lengths()
+    return interface
 
 
 # by running it
@@ -141,7 +135,7 @@ class Probe:
             return True  # constant scores, nothing can be concluded
         for last in ((..., -1, slice(None)), (..., -1)):
             other = self.scores(interface, size, altered=last)
-            if other is not None and _identical(other, scores):
+            if other is not None and torch.equal(other.nan_to_num(), scores.nan_to_num()):
                 return False
         return True
 
@@ -207,11 +201,6 @@ def record_original_runs(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 def _record_order(order: dict[str, int], name: str, *_: Any) -> None:
     order.setdefault(name, len(order))
-
-
-def _identical(a: Tensor, b: Tensor) -> bool:
-    """Return True if tensors have the same values, where NaN equals NaN."""
-    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _probe(model: nn.Module, interface: Interface) -> dict[str, Any]:

@@ -132,7 +132,9 @@ def normalisation_parameters(model: nn.Module) -> Selection:
     if names := _parameters_of(model, is_batchnorm):
         layers = {name.rpartition(".")[0] for name in names}
         return Selection(names, f"scale and shift of {len(layers)} BatchNorm layers")
-    names = _parameters_of(model, _is_norm)
+    names = _parameters_of(
+        model, lambda module: any("Norm" in kind.__name__ for kind in type(module).__mro__)
+    )
     if not names:
         raise ValueError(
             "Tent tunes the scale and shift of normalisation layers, and this network has none; "
@@ -155,10 +157,6 @@ def _parameters_of(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> tup
         for name, parameter in model.named_parameters()
         if parameter in parameters and name.rpartition(".")[2] not in MIXING_WEIGHTS
     )
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return any("Norm" in kind.__name__ for kind in type(module).__mro__)
 
 
 def _all_names(model: nn.Module, names: Sequence[str]) -> dict[str, str]:

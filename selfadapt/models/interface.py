@@ -100,6 +100,16 @@ class Interface:
                 f"activated must be True, False or 'sigmoid', got {shortened(self.activated)}"
             )
 
+    def check_lengths(self) -> None:
+        """Raise ValueError unless mean and std, if given, have a number for each channel."""
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if None not in (values, self.channels) and len(values) != self.channels:
+                raise ValueError(
+                    f"{name} must have one number for each of the {self.channels} input channels, "
+                    f"got {shortened(values)}"
+                )
+
     def normalize(self, image: Tensor) -> Tensor:
         """Convert a raw image ``(C, H, W)`` or ``(B, C, H, W)`` in [0, 1] to the network's input.
 

@@ -14,7 +14,7 @@ from selfadapt.models.address import library_architecture
 from selfadapt.models.interface import MAX_CHANNELS
 from selfadapt.models.norms import NORMS, replace_batchnorm
 from selfadapt.models.zoo import MODELS, Architecture
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 
 CHECKPOINTS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".tar")
 MAX_DESCRIPTION = 200
@@ -31,9 +31,8 @@ def find_architecture(name: str) -> Architecture:
         raise FileNotFoundError(f"there is no file {shortened(name)}")
     names = ("streets", *MODELS)
     raise ValueError(
-        f"unknown model {shortened(name)};{nearest(name[:MAX_DESCRIPTION], names)} "
-        f"known: {', '.join(names)}; "
-        "or an address such as torchvision:deeplabv3_resnet50, smp:Unet/resnet34, "
+        f"unknown model {shortened(name)}{alternatives(name[:MAX_DESCRIPTION], names)}; or an "
+        "address such as torchvision:deeplabv3_resnet50, smp:Unet/resnet34, "
         "hf:OWNER/NAME or my_module:my_function"
     )
 
@@ -94,8 +93,7 @@ class ModelSpec:
             if option not in architecture.options:
                 names = (*architecture.options, "norm", "dropout")
                 raise ValueError(
-                    f"{self.name} has no option {option!r};{nearest(option, names)} "
-                    f"known: {', '.join(names)}"
+                    f"{self.name} has no option {option!r}{alternatives(option, names)}"
                 )
             if value not in architecture.options[option]:
                 raise ValueError(

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from selfadapt.checks import shortened
+from selfadapt.checks import first_few, shortened
 from selfadapt.labels import CLASS_SPACES, class_names
 from selfadapt.models.norms import MIXING_WEIGHTS
 from selfadapt.models.spec import ModelSpec
@@ -358,7 +358,4 @@ def _suggest_model(tensors: StateDict) -> str:
 
 
 def _list(what: str, names: list[str]) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{what} {', '.join(names[:3])}{more}; "
+    return f"{what} {first_few(names, 3)}; " if names else ""

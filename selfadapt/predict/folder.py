@@ -19,7 +19,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from selfadapt.files import close_after_fork, holds, lock, open_own, release_lock, replaced_path
+from selfadapt.checks import first_few
+from selfadapt.files import (
+    close_after_fork,
+    holds,
+    lock,
+    open_own,
+    release_lock,
+    replaced_path,
+    would_be_replaced,
+)
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import CLASSES, LEGEND, OUTPUTS, output_paths
 from selfadapt.runs import WHOLE, RunStore, Shard
@@ -177,10 +186,7 @@ class PredictFolder(RunStore):
         if not (self.work / RECORD).exists():
             paths += [self.path / name for name in SHARED_FILES]
         if foreign := [path for path in paths if path in existing]:
-            more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-            raise FileExistsError(
-                f"{foreign[0]}{more} would be replaced; choose another folder or use --overwrite"
-            )
+            raise would_be_replaced(first_few(foreign, 1))
 
     def _clear(self) -> None:
         for path in self.outputs():

@@ -13,10 +13,10 @@ from PIL import Image as PILImage
 from torch import Tensor
 
 from selfadapt.classfile import classes_json
-from selfadapt.files import atomic_write, make_folder
+from selfadapt.files import atomic_write, make_folder, would_be_replaced
 from selfadapt.images import Image, colored, label_image, overlay, rgb_image
 from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 from selfadapt.predict.legend import heading, legend, legend_below, text_size
 from selfadapt.result import ResizedMap, Result, map_parts
 
@@ -71,9 +71,7 @@ def check_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
     """Return kinds of output in a fixed order; raise ValueError for unknown ones."""
     for kind in outputs:
         if kind not in OUTPUTS:
-            raise ValueError(
-                f"unknown output {kind!r};{nearest(kind, OUTPUTS)} known: {', '.join(OUTPUTS)}"
-            )
+            raise ValueError(f"unknown output {kind!r}{alternatives(kind, OUTPUTS)}")
     if not outputs:
         raise ValueError(f"outputs must name at least one of {', '.join(OUTPUTS)}")
     return tuple(kind for kind in OUTPUTS if kind in outputs)
@@ -236,10 +234,7 @@ def save_result(
         if classes_path.exists() and not _has_text(classes_path, classes_json(names, colors)):
             existing.append(classes_path)
         if existing:
-            raise FileExistsError(
-                f"{existing[0]} would be replaced; choose another name or folder, or use "
-                "overwrite=True"
-            )
+            raise would_be_replaced(existing[0])
     write_result(result, image, folder / name, classes, outputs)
     write_classes(folder, names, colors)
     return paths

@@ -8,14 +8,14 @@ the videos whose frames are spread over several shares.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from selfadapt.data.reading import read_image_size
-from selfadapt.journal import Journal, Row
+from selfadapt.journal import Journal, Row, iter_rows
 from selfadapt.labels import Classes, predicted_colors, predicted_names
 from selfadapt.methods import Segments
 from selfadapt.predict.folder import TABLE, FileKey, PredictFolder
@@ -74,12 +74,12 @@ class PredictRun:
     ) -> None:
         self.folder, self.journal, self.method = folder, journal, method
         self.classes, self.inputs, self.show = classes, inputs, show
-        self._earlier = latest_rows(journal)
-        rows = sorted(journal.rows(lambda key: True).values(), key=lambda row: row["at"])
-        stamps = current_stamps(inputs, rows)
+        rows = rows_by_time(journal)
+        journal.keep(current_keys(rows))
+        self._earlier = latest_rows(rows)
         self._last = {row["file"]: row["at"] for row in rows}
         self._order = {file: index for index, file in enumerate(folder.names)}
-        self._keys = {item.file: FileKey(item.file, stamps[item.file], None) for item in inputs}
+        self._keys = {item.file: FileKey(item.file, item.stamp(), None) for item in inputs}
         self._videos: dict[str, VideoWork] = {}
         self._done = self._total = 0
         self._lock = threading.Lock()
@@ -213,7 +213,7 @@ class PredictRun:
         shares = row.get("shares", ())
         if shares and len(shares) != len(self._columns):
             self._columns = predicted_names(self.classes, len(shares))
-            self._write_table(latest_rows(self.journal))
+            self._write_table(latest_rows(rows_by_time(self.journal)))
         append_to_table(self.folder.path / TABLE, row, self.folder.names, self._columns)
 
     def _write_table(self, rows: dict[str, Row]) -> None:
@@ -240,7 +240,7 @@ class PredictRun:
 
     def _conclude(self, num_earlier: int, start: float) -> Summary:
         """Write the table and the classes, and return the summary."""
-        rows = latest_rows(self.journal)
+        rows = latest_rows(rows_by_time(self.journal))
         current = [(i, rows[i.file]) for i in self._share(self.inputs) if self._is_done(i)]
         notes: dict[str, list[str]] = {}
         for item, row in current:
@@ -277,40 +277,31 @@ def row_of(key: FileKey, outcome: UnitOutcome) -> Row:
     }
 
 
-def latest_rows(journal: Journal[FileKey]) -> dict[str, Row]:
-    """Return the latest row of each file."""
-    rows = journal.rows(lambda key: key.frame is None)
-    return {row["file"]: row for row in sorted(rows.values(), key=lambda row: row["at"])}
+def rows_by_time(journal: Journal[FileKey]) -> list[Row]:
+    """Return all rows, the latest last."""
+    return sorted(iter_rows(journal.folder), key=lambda row: row["at"])
 
 
-def current_stamps(inputs: Sequence[Input], rows: Sequence[Row]) -> dict[str, str]:
-    """Return the stamp of each file with which the journal has to know its current content.
-
-    If a file was replaced by another one and then restored, its stamp gets a number: its outputs
-    of before have been overwritten since.
-
-    Args:
-        inputs: The files.
-        rows: All rows of the journal, in order of time.
-    """
-    history: dict[str, list[str]] = {}
-    for row in rows:
-        stamps = history.setdefault(row["file"], [])
-        if row["stamp"] not in stamps[-1:]:
-            stamps.append(row["stamp"])
-    return {item.file: _next_stamp(item.stamp(), history.get(item.file, [])) for item in inputs}
+def latest_rows(rows: Iterable[Row]) -> dict[str, Row]:
+    """Return the latest row of each file, from rows in order of time."""
+    return {row["file"]: row for row in rows if row["frame"] is None}
 
 
-def _next_stamp(stamp: str, history: Sequence[str]) -> str:
-    """Return the numbered stamp of a file, given its earlier stamps.
+def current_keys(rows: Iterable[Row]) -> set[FileKey]:
+    """Return the keys of rows whose outputs have not been overwritten, from rows in order of time.
+
+    If a file was replaced by another one and then restored, its outputs are those of the other.
 
     Example:
-        >>> _next_stamp("a", []), _next_stamp("a", ["a"]), _next_stamp("a", ["a", "b"])
-        ('a', 'a', 'a #1')
-        >>> _next_stamp("a", ["a", "b", "a #1"])
-        'a #1'
+        >>> stamps = ("old", "new")
+        >>> current_keys({"file": "a.png", "stamp": stamp, "frame": None} for stamp in stamps)
+        {FileKey(file='a.png', stamp='new', frame=None)}
     """
-    same = [item for item in history if item.partition(" #")[0] == stamp]
-    if not same:
-        return stamp
-    return same[-1] if history[-1] == same[-1] else f"{stamp} #{len(set(same))}"
+    stamps: dict[str, str] = {}
+    keys: dict[str, set[FileKey]] = {}
+    for row in rows:
+        key = FileKey(row["file"], row["stamp"], row["frame"])
+        if stamps.get(key.file) != key.stamp:
+            stamps[key.file], keys[key.file] = key.stamp, set()
+        keys[key.file].add(key)
+    return set().union(*keys.values())

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -118,20 +119,26 @@ def stream(
     until they are written.
     """
     max_pending = 1 if probs else MAX_PENDING
-    pending: deque[tuple[Any, Future[UnitOutcome] | Exception]] = deque()
+    pending: deque[tuple[Any, Future[UnitOutcome]]] = deque()
     num_writers = min(MAX_PENDING, num_cores())
-    with closing(units), _threads(1) as reader, _threads(num_writers) as writers:
+    # One reader: a generator cannot run in two threads.
+    loaded = prefetch(lambda _: next(units, None), count(), readers=1, ahead=READ_AHEAD)
+    with closing(units), closing(loaded), _threads(num_writers) as writers:
         try:
-            for unit in _read_ahead(reader, units):
+            for unit in loaded:
+                if unit is None:
+                    break
                 segmented = _segment(method, unit, classes, probs)
                 while len(pending) >= max_pending:
                     yield _wait(*pending.popleft())
                 if isinstance(segmented, Exception):
                     record(unit.key, segmented)
-                    pending.append((unit.key, segmented))
+                    writing: Future[UnitOutcome] = Future()
+                    writing.set_result(segmented)
                 else:
-                    pending.append((unit.key, writers.submit(_write, unit, *segmented, record)))
-                while pending and _is_done(pending[0][1]):
+                    writing = writers.submit(_write, unit, *segmented, record)
+                pending.append((unit.key, writing))
+                while pending and pending[0][1].done():
                     yield _wait(*pending.popleft())
         except (KeyboardInterrupt, Exception):  # not GeneratorExit, after which one must not yield
             yield from _drain(pending)
@@ -154,18 +161,6 @@ def _threads(number: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _read_ahead(reader: ThreadPoolExecutor, units: Units) -> Iterator[Unit]:
-    """Yield each unit while the next ones are read."""
-    reading: deque[Future[Unit | None]] = deque()
-    while True:
-        while len(reading) <= READ_AHEAD:
-            reading.append(reader.submit(next, units, None))
-        unit = reading.popleft().result()
-        if unit is None:
-            return
-        yield unit
 
 
 def _segment(
@@ -205,16 +200,12 @@ def _write(unit: Unit, result: Result, masks: Masks, record: Record) -> UnitOutc
     return outcome
 
 
-def _drain(pending: deque[tuple[Any, Future[UnitOutcome] | Exception]]) -> UnitOutcomes:
+def _drain(pending: deque[tuple[Any, Future[UnitOutcome]]]) -> UnitOutcomes:
     """Yield the outcomes that are still being written."""
     while pending:
         yield _wait(*pending.popleft())
 
 
-def _is_done(writing: Future[UnitOutcome] | Exception) -> bool:
-    return isinstance(writing, Exception) or writing.done()
-
-
-def _wait(key: Any, writing: Future[UnitOutcome] | Exception) -> tuple[Any, UnitOutcome]:
+def _wait(key: Any, writing: Future[UnitOutcome]) -> tuple[Any, UnitOutcome]:
     """Wait until the outputs of an image are written; raise the error if that failed."""
-    return key, writing if isinstance(writing, Exception) else writing.result()
+    return key, writing.result()

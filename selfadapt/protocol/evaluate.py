@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, nullcontext
 from math import isqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from selfadapt.data import Sample
-from selfadapt.devices import find_device, refuse_torchrun
+from selfadapt.devices import cpu_threads, find_device, refuse_torchrun
 from selfadapt.engine import described
 from selfadapt.engine.counting import count_pixels
 from selfadapt.forecast import image_seconds, is_short
@@ -107,7 +107,8 @@ def evaluate(
         for note in domain.data.notes:
             warnings.warn(f"{domain.label}: {note}", stacklevel=2)
     check_trials(config, models)
-    with EvaluationFolder(Path(folder), shard) as store, _threads(config.threads, device):
+    threads = cpu_threads(config.threads) if device.type == "cpu" else nullcontext()
+    with EvaluationFolder(Path(folder), shard) as store, threads:
         store.start(config, models, domains, device, overwrite=overwrite, retry=retry)
         with closing(store.journal(TrialKey)) as journal:
             run = Evaluation(config, domains, models, journal, shard)
@@ -362,12 +363,10 @@ class Evaluation:
             self._methods[trial.key] = trial.build(self.models)
         return self._methods[trial.key]
 
-    def _done(self, domain: Domain, number: int, trial: Trial) -> bool:
-        return TrialKey(domain.label, domain.names[number], trial.key) in self.journal.done
-
     def _missing(self, domain: Domain, number: int, trials: Sequence[Trial]) -> list[Trial]:
         """Return the trials for which an image has no row."""
-        return [trial for trial in trials if not self._done(domain, number, trial)]
+        name, done = domain.names[number], self.journal.done
+        return [t for t in trials if TrialKey(domain.label, name, t.key) not in done]
 
     def _num_missing(self, domain: Domain, numbers: Iterable[int], trials: Sequence[Trial]) -> int:
         return sum(len(self._missing(domain, number, trials)) for number in numbers)
@@ -396,18 +395,6 @@ class Evaluation:
                 f"scored{f' ({sorted(reasons)[0]})' if reasons else ''}"
             )
         return scores
-
-
-@contextmanager
-def _threads(number: int, device: torch.device) -> Iterator[None]:
-    """Set the number of threads on a CPU, and restore it at the end."""
-    previous = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(previous)
 
 
 def _reason(trial: Trial, error: Exception) -> str:

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from selfadapt.checks import check_not_none, check_number
 from selfadapt.data import DATASETS, DataConfig
 from selfadapt.data.domains import overlap, same_folder
-from selfadapt.labels import ClassSpace, class_space
+from selfadapt.labels import ClassSpace, class_names, class_space
 from selfadapt.methods import check_method
 from selfadapt.own import is_own
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +147,11 @@ class EvaluateConfig:
             raise ValueError("methods must name at least one method")
         check_number("threads", self.threads, 1, whole=True)
         check_number("pictures", self.pictures, 0, whole=True)
-        if twice := [name for name, times in Counter(self.space.names).items() if times > 1]:
-            raise ValueError(f"classes must differ, got {', '.join(twice)} twice")
+        class_names(self.classes)  # raises an error unless they differ
         if self.source is not None and self.source not in DATASETS:
             raise ValueError(
-                f"source must be a dataset, got {self.source!r};{nearest(self.source, DATASETS)} "
-                f"known: {', '.join(DATASETS)}"
+                f"source must be a dataset, got {self.source!r}"
+                f"{alternatives(self.source, DATASETS)}"
             )
         self._check_domains()
         self._check_methods()
@@ -169,7 +168,7 @@ class EvaluateConfig:
             if same_images(target, self.validation):
                 raise ValueError(
                     f"the validation domain {self.validation.label} is also the target domain "
-                    f"{target.label}; settings chosen on a target would flatter every method. "
+                    f"{target.label}; settings chosen on a target would bias every score. "
                     "Give another validation domain, or leave out the target"
                 )
         for number, target in enumerate(self.targets):
@@ -191,8 +190,8 @@ class EvaluateConfig:
             for network in self.networks_of(method):
                 if network not in self.networks:
                     raise ValueError(
-                        f"{method.name}: there is no network {network!r};"
-                        f"{nearest(network, self.networks)} known: {', '.join(self.networks)}"
+                        f"{method.name}: there is no network {network!r}"
+                        f"{alternatives(network, self.networks)}"
                     )
             if method.same_as is not None and method.same_as not in tuned:
                 raise ValueError(

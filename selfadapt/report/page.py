@@ -1,6 +1,5 @@
 """The report: a self-contained HTML page, and every table and figure as a file."""
 
-import base64
 import html
 import io
 import json
@@ -18,7 +17,9 @@ from selfadapt.files import (
     make_folder,
     remove_partial_files,
     temporary_path,
+    would_be_replaced,
 )
+from selfadapt.images import data_uri
 from selfadapt.protocol.folder import is_picture_name, read_record
 from selfadapt.protocol.results import read_results
 from selfadapt.report.context import ReportContext, ReportItem, Section
@@ -51,9 +52,7 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
     interrupted = any(folder.glob(".report.*.part"))  # left by a killed process
     for present in (page, *(() if interrupted else (folder / part for part in PARTS))):
         if present.exists() and not overwrite:
-            raise FileExistsError(
-                f"{present} would be replaced; choose another folder or --overwrite"
-            )
+            raise would_be_replaced(present)
     results, record = read_results(run), read_record(run)
     all_scores = [results.scores(m, target) for m in results.methods for target in results.targets]
     if not any(scores.images for scores in all_scores):
@@ -187,8 +186,7 @@ def _picture_html(picture: dict[str, Any], run: Path) -> str:
 
 
 def _image_html(content: bytes, text: str, kind: str) -> str:
-    data = base64.b64encode(content).decode()
-    return f'<img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
+    return f'<img class="{kind}" alt="{html.escape(text)}" src="{data_uri(content, "PNG")}">'
 
 
 def _anchor(section: Section) -> str:

@@ -68,7 +68,7 @@ class Shard:
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.total:
             raise ValueError(
-                f"a shard must be such as 2/4, the second of four, got {self.number}/{self.total}"
+                f"a shard must be I/N, for example 2/4, got {self.number}/{self.total}"
             )
 
     @classmethod
@@ -81,7 +81,7 @@ class Shard:
         """
         number, _, total = text.partition("/")
         if not (number.isdecimal() and total.isdecimal()):
-            raise ValueError(f"a shard must be such as 2/4, the second of four, got {text!r}")
+            raise ValueError(f"a shard must be I/N, for example 2/4, got {text!r}")
         return cls(int(number), int(total))
 
     def of(self, num: int) -> range:
@@ -142,7 +142,8 @@ class RunStore:
             if self.shard.total > 1:
                 raise ValueError("a share cannot start again: leave out --shard, or --overwrite")
             return False
-        if changed := differences(self.read_record(self.path)["identity"], _plain(identity)):
+        given = json.loads(json.dumps(identity))  # as it would be read back
+        if changed := differences(self.read_record(self.path)["identity"], given):
             raise ValueError(
                 f"{self.path} holds {self.NAME} that differs ({'; '.join(changed[:5])}); give "
                 "another folder, or use --overwrite to start again"
@@ -273,7 +274,7 @@ class RunStore:
         is_own = self.work != self.path
         for path in (self.work, *self.work.glob("*")) if is_own else (self.rows,):
             if path.is_symlink():
-                raise ValueError(f"{path} must be of the run, but it is a link; remove it")
+                raise ValueError(f"{path} must not be a symbolic link; remove it")
 
     def _clear(self) -> None:
         paths = [path for path in self.outputs() if holds(self.path, path)]
@@ -296,8 +297,3 @@ def read_json(path: Path) -> Any:
         raise PermissionError(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); use --overwrite to start again") from error
-
-
-def _plain(identity: Mapping[str, Any]) -> Any:
-    """Return data as they would be read back from a file."""
-    return json.loads(json.dumps(identity))

@@ -19,7 +19,7 @@ Example:
 import numpy as np
 
 from selfadapt.labels import STREETS_9
-from selfadapt.patterns import nearest
+from selfadapt.patterns import alternatives
 from selfadapt.streets.camera import take_picture
 from selfadapt.streets.looks import LOOKS, Look
 from selfadapt.streets.painter import paint
@@ -49,7 +49,7 @@ def render(
         The image, uint8 ``(H, W, 3)``, and its label, uint8 ``(H, W)``, an index in ``CLASSES``.
     """
     if look not in LOOKS:
-        raise ValueError(f"unknown look {look!r};{nearest(look, LOOKS)} known: {', '.join(LOOKS)}")
+        raise ValueError(f"unknown look {look!r}{alternatives(look, LOOKS)}")
     if min(height, width) < 16:
         raise ValueError(f"an image must be at least 16x16 pixels, got {height}x{width}")
     street = lay_out(seed)

@@ -111,8 +111,8 @@ def _pitched_roof(
 def _awning(obj: SceneObject, plot: Plot, reach: float, tint: float) -> None:
     out, near = plot.x - plot.side * reach, plot.near + 0.6
     far = max(near + 0.9, plot.far - 0.6)
-    cloud_tile = [(plot.x, 3.3, near), (plot.x, 3.3, far), (out, 2.6, far), (out, 2.6, near)]
-    obj.add(cloud_tile, "building", "awning", tint, layer=4)
+    cloth = [(plot.x, 3.3, near), (plot.x, 3.3, far), (out, 2.6, far), (out, 2.6, near)]
+    obj.add(cloth, "building", "awning", tint, layer=4)
     cheek = [(plot.x, 3.3, near), (out, 2.6, near), (plot.x, 2.6, near)]
     obj.add(cheek, "building", "awning", tint, 0.8, layer=5)
     obj.add(upright((out, near), (out, far), 2.35, 2.6), "building", "awning", tint, 0.9, layer=6)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from selfadapt.checks import check_number
 from selfadapt.data import DataConfig
 from selfadapt.data.domains import check_target, domain_label, overlap
-from selfadapt.labels import ClassSpace, class_space
+from selfadapt.labels import ClassSpace, class_names, class_space
 from selfadapt.models.address import is_external
 from selfadapt.models.create import create_model
 from selfadapt.norm import check_alpha
@@ -38,9 +38,7 @@ class ModelConfig:
     """Options of the architecture, see ``selfadapt models``."""
 
     def __post_init__(self) -> None:
-        names = class_space(self.classes).names
-        if duplicates := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"classes must differ, got {', '.join(duplicates)} twice")
+        names = class_names(self.classes)
         if len(names) < 2:
             raise ValueError(
                 f"a network must have two or more classes, got {', '.join(names)}; "

@@ -9,7 +9,7 @@ PIXELS = 256
 """Pixels that a program counts."""
 PARTS = 64
 """Copies of the sums that neighbouring pixels take in turn, so that few additions collide."""
-MOST_CELLS = 2**22
+MAX_CELLS = 2**22
 """Cells of all parts together, unless there is only one part."""
 
 
@@ -61,7 +61,7 @@ def add_pixels(label: Tensor, probs: Tensor, cells: int, **constants: int) -> Te
         cells: How many sums there are.
         constants: Compile-time constants of the kernel.
     """
-    parts = max(1, min(PARTS, MOST_CELLS // cells))
+    parts = max(1, min(PARTS, MAX_CELLS // cells))
     sums = torch.zeros(parts, cells, dtype=torch.int64, device=probs.device)
     with torch.cuda.device_of(probs):
         count_pixels[(-(-label.numel() // PIXELS),)](

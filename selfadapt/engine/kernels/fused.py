@@ -31,7 +31,7 @@ FACTS = {
     Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__,
     *(getattr(Tensor, name).__get__ for name in PROPERTIES),
 }  # fmt: skip
-"""What a tensor answers before it is computed."""
+"""Metadata queries that need no value."""
 CLASSIFIER = 64
 """A 1x1 convolution with a bias and no more outputs than these counts as a classifier."""
 
@@ -204,7 +204,7 @@ class Fusing(TorchFunctionMode):
 
 
 def _in_full_precision(interpolate: Callable[..., Tensor], x: Tensor, **kwargs: Any) -> Tensor:
-    """Upsample what may be scores in float32: between 16-bit numbers there is little."""
+    """Upsample what may be scores in float32: interpolating 16-bit numbers loses precision."""
     if x.dim() == 4 and x.shape[1] <= launch.MAX_CLASSES and x.dtype in launch.HALF_DTYPES:
         x = x.float()
     return interpolate(x, **kwargs)

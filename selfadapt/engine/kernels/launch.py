@@ -9,11 +9,11 @@ from torch.autograd.function import once_differentiable
 from selfadapt.engine.kernels import triton_kernels as kernels
 
 MOMENTS, SUMS = (32, 64), (64, 64)
-"""Pixels and channels that a program which adds up takes at once: measured on an H200."""
+"""Pixels and channels per program of a reduction kernel: measured on an H200."""
 TILE = (32, 128)
-"""Pixels and channels of a program that does not."""
-FOUR, EIGHT = 528, 1056
-"""Programs that add up: four or eight on each processor of an H200."""
+"""Pixels and channels per program of the other kernels."""
+GRADIENT_PROGRAMS, MOMENT_PROGRAMS = 528, 1056
+"""Programs of the reduction kernels: four and eight on each processor of an H200."""
 SPLITS = 256
 """Chunks that the pixels of a sample are divided into, at most."""
 HALF_DTYPES = (torch.bfloat16, torch.float16)
@@ -85,7 +85,7 @@ def statistics(
     follow the image, the image's unbiased variance.
     """
     samples, channels, height, width = x.shape
-    block, chunk, grid = _chunks(x, MOMENTS, EIGHT)
+    block, chunk, grid = _chunks(x, MOMENTS, MOMENT_PROGRAMS)
     pixels, splits = height * width, grid[0]
     vectors = torch.empty(samples, 6, channels, device=x.device)
     chunks = vectors
@@ -136,7 +136,7 @@ class Normalize(torch.autograd.Function):
         x, y, vectors = ctx.saved_tensors
         gradient = gradient.to(x.dtype).contiguous(memory_format=torch.channels_last)
         samples, channels, height, width = x.shape
-        block, chunk, grid = _chunks(x, SUMS, FOUR)
+        block, chunk, grid = _chunks(x, SUMS, GRADIENT_PROGRAMS)
         pixels, splits = height * width, grid[0]
         grad_x = grad_weight = grad_bias = None
         grad_shortcut = gradient if ctx.shortcut else None

@@ -180,7 +180,12 @@ def gradient_combine(
     chunks, vectors, terms, weight_gradient, bias_gradient, samples, pixels, channels, splits,
     alpha, S: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of weight and bias, and what the statistics add to that of the input."""
+    """Write the gradients of weight and bias, and what the statistics add to that of the input.
+
+    The latter is ``-alpha / pixels * scale * (total + inverse**2 * product * (x - mean))``, as in
+    ``san_batchnorm.py``: ``scale`` is ``weight * s``, ``inverse`` is ``s``, and the sums ``total``
+    and ``product`` are ``grad_bias`` and ``grad_weight / s``.
+    """
     c = tl.program_id(0) * C + tl.arange(0, C)
     valid = c < channels
     s = tl.arange(0, S)
