@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from selfadapt import auto
+from selfadapt.auto import adapted_share, calibrated, expected_confidence, quality, shift
 from selfadapt.budget import TimeBudget, as_tuple, with_preset
 from selfadapt.checks import check_number
 from selfadapt.computed import Computed
@@ -154,18 +154,9 @@ class SelfAdapt(Method):
         if budget is not None and self.engine.device.type != "cuda":
             self.estimate(1, 1)  # measures, before the clock of an image runs
 
-    def compute(self, network: Network, image: Tensor, source: Tensor | None = None) -> Computed:
-        """Adapt the network to its pseudo-label of the image, and predict.
-
-        Args:
-            network: See ``Method``.
-            image: See ``Method``.
-            source: Class scores of the network as trained. None: they are computed.
-        """
+    def compute(self, network: Network, image: Tensor) -> Computed:
+        """Adapt the network to its pseudo-label of the image, and predict."""
         is_auto = self.mode == "auto"
-        if is_auto:
-            source = self._source_network().logits(image) if source is None else source
-            san = network.logits(image)
         small = image if self.step_scale == 1 else View(self.step_scale).make(image)
         fused = network.mean_probs(image, self.views, size_of(small))  # Eq. 1
         ignore = ignore_label(len(fused))
@@ -174,13 +165,17 @@ class SelfAdapt(Method):
         loss, rule = self._loss_for(target, is_empty), find_step_rule(self.step)
         losses, steps = [], self.steps if self._num_steps is None else self._num_steps
         if is_auto:
+            source = network.source_logits
+            if source is None:
+                source = self._source_network().logits(image)
+            san = network.logits(image)
             san_probs = san.softmax(dim=1)[0]
-            expected = auto.expected_confidence(san_probs, fused)
-            quality = auto.quality(expected, len(fused))
-            shift = auto.shift(source, san)
+            expected = expected_confidence(san_probs, fused)
+            estimate = quality(expected, len(fused))
+            moved = shift(source, san)
             if not any(self.san.converted.values()):  # nothing tells a shift
-                shift = torch.ones_like(shift)
-            share = auto.adapted_share(shift, quality)
+                moved = torch.ones_like(moved)
+            share = adapted_share(moved, estimate)
             if not image.is_cuda and share == 0:  # a recording cannot branch
                 steps = 0
         with self._loop_statistics(network):
@@ -196,7 +191,7 @@ class SelfAdapt(Method):
         warnings = {NO_PIXEL: is_empty} if losses else {}
         if is_auto:
             probs = san_probs.lerp_(logits.softmax(dim=1)[0], share)
-            logits = auto.calibrated(probs, expected)[None]
+            logits = calibrated(probs, expected)[None]
             warnings[NOT_NEEDED] = share == 0
         return Computed(
             logits=logits,
@@ -205,7 +200,7 @@ class SelfAdapt(Method):
             losses=[value.masked_fill(is_empty, 0.0) for value in losses],
             warnings=warnings,
             notes=self._steps_note(len(losses)) if steps else (),
-            quality=quality if is_auto else None,
+            quality=estimate if is_auto else None,
         )
 
     def _loss_for(self, target: Tensor, is_empty: Tensor) -> Callable[[Tensor], Tensor]:
@@ -251,7 +246,9 @@ class SelfAdapt(Method):
         if self.mode != "auto":
             return super()._compute_all(image)
         source = self._source_network().logits(image)
-        computed = self.compute(self._network(), image, source)
+        network = self._network()
+        network.source_logits = source
+        computed = self.compute(network, image)
         return replace(computed, source_logits=source if self.compare else None)
 
     def _compute_in_time(self, image: Tensor, deadline: float) -> Computed:
@@ -267,8 +264,8 @@ class SelfAdapt(Method):
         left = deadline - time.perf_counter()
         if left >= (self._area(self.views) + is_auto) * plain + last:
             network = self._network()
-            network.deadline = deadline - last - step
-            computed = self.compute(network, image, source)
+            network.deadline, network.source_logits = deadline - last - step, source
+            computed = self.compute(network, image)
             return replace(computed, source_logits=source if self.compare else None)
         kind = "with SaN"
         if source is not None and left < 0:

@@ -432,7 +432,7 @@ def test_a_rising_loss_is_noted(tiny: nn.Module, image: Tensor) -> None:
 
 def test_a_loss_that_rises_a_little_is_not_noted(image: Tensor) -> None:
     model = seeded(TinyNet, seed=3)
-    result = SelfAdapt(model, lr=8.0, steps=2, adapt=["*"])(image)
+    result = SelfAdapt(model, mode="paper", lr=8.0, steps=2, adapt=["*"])(image)
     assert 1 < result.losses[1] / result.losses[0] < 1.5
     assert "the loss rose" not in str(result.notes)
 

@@ -53,7 +53,7 @@ RAISES = {
     "unknown mode": (
         lambda model: SelfAdapt(model, mode="offical"),
         ValueError,
-        "unknown mode 'offical'; did you mean 'official'. known: paper, official",
+        "unknown mode 'offical'; did you mean 'official'. known: auto, paper, official",
     ),
     "no scales": (lambda model: SelfAdapt(model, scales=()), ValueError, "at least one view"),
     "scale zero": (
@@ -297,7 +297,7 @@ def test_a_network_without_gradients_is_said_to_be_so(guard: Any) -> None:
             return super().forward(x)
 
     with pytest.raises(ValueError, match="the network's output carries no gradient"):
-        SelfAdapt(seeded(Detached))(random_image())
+        SelfAdapt(seeded(Detached), mode="paper")(random_image())
 
 
 def test_a_failing_network_says_on_what(tiny: nn.Module) -> None:

@@ -14,6 +14,7 @@ from selfadapt.baselines import SaNOnly
 from selfadapt.journal import Journal
 from selfadapt.metrics import count
 from selfadapt.models import create_model, save_model
+from selfadapt.progress import ProgressBar
 from selfadapt.protocol import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
 from selfadapt.protocol.domains import Domain, open_domains
 from selfadapt.protocol.evaluate import Evaluation, Loaded
@@ -100,9 +101,9 @@ def test_each_row_counts_the_map_of_its_own_image(
     monkeypatch.setattr(Evaluation, "predict", remember)
     with closing(Journal(tmp_path, TrialKey)) as journal:
         run = Evaluation(config, domains, {"net": model}, journal)
-        with run.progress() as progress:
+        with ProgressBar("evaluating", 12, quiet=True) as progress:
             trial = trial_of(config, config.methods[0])
-            run.measure(domains[1], range(len(domains[1].data)), [trial], "fog", progress)
+            run.measure(domains[1], range(len(domains[1].data)), [trial], progress)
         rows = list(journal.rows().values())
     assert len(rows) == len(maps) == 12
     for row, (label, probs) in zip(rows, maps, strict=True):

@@ -11,7 +11,7 @@ ROOT = Path(selfadapt.__file__).parent
 ROWS = [
     {"patterns", "checks", "devices", "files", "optional", "pseudo", "version", "views", "copying"},
     {"labels", "recipes", "budget", "modes", "prefetch", "progress", "journal", "computed", "own"},
-    {"norm", "dropout", "losses", "steps", "images", "streets", "classfile", "runs"},
+    {"norm", "auto", "dropout", "losses", "steps", "images", "streets", "classfile", "runs"},
     {"result", "metrics"},
     {"models", "data"},
     {"engine"},

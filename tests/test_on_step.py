@@ -45,7 +45,7 @@ def test_each_step_is_told_once_and_changes_nothing(
 def test_raising_ends_the_image_and_leaves_the_model_as_it_was(
     name: str, error: type[Exception], tiny: nn.Module, image: Tensor
 ) -> None:
-    method: Any = create_method(name, tiny.train(), steps=3, lr=0.1)
+    method: Any = create_method(name, tiny.train(), mode="paper", steps=3, lr=0.1)
     expected, before, fast = method(image), snapshot(tiny), method.fast
 
     def stop(number: int, loss: float) -> None:

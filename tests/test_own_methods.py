@@ -164,7 +164,9 @@ def test_a_record_has_one_prediction() -> None:
 
 def test_what_is_decided_can_be_read(tiny: nn.Module) -> None:
     tiny.register_forward_hook(lambda *_: None)
-    method = SelfAdapt(tiny, adapt=["head"], loss=lambda s, t: s.sum(), fast=Fast(graphs=False))
+    method = SelfAdapt(
+        tiny, mode="paper", adapt=["head"], loss=lambda s, t: s.sum(), fast=Fast(graphs=False)
+    )
     explained = method.explain()
     text = str(explained)
     assert explained.topics["adapts"].startswith("0.00 of 0.00 million weights; as given: head")
@@ -227,12 +229,12 @@ def test_an_error_of_a_loss_is_not_told_as_one_of_the_network(
         return logits[:, 99]
 
     with pytest.raises(IndexError) as caught:
-        SelfAdapt(tiny, loss=loss)(image)
+        SelfAdapt(tiny, mode="paper", loss=loss)(image)
     assert not getattr(caught.value, "__notes__", [])
 
 
 def test_settings_that_change_after_construction_count(tiny: nn.Module, image: Tensor) -> None:
-    method = SelfAdapt(tiny, steps=5)
+    method = SelfAdapt(tiny, mode="paper", steps=5)
     method.steps = 2
     result = method(image)
     assert len(result.losses) == 2
@@ -240,10 +242,10 @@ def test_settings_that_change_after_construction_count(tiny: nn.Module, image: T
 
 
 def test_a_budget_counts_for_subclasses_too(tiny: nn.Module, image: Tensor) -> None:
-    result = Stepping(tiny, steps=5, budget_ms=0)(image)
+    result = Stepping(tiny, mode="paper", steps=5, budget_ms=0)(image)
     assert not result.losses
     assert any("too little to adapt" in note for note in result.notes)
-    assert len(Stepping(tiny, steps=2, budget_ms=60_000)(image).losses) == 2
+    assert len(Stepping(tiny, mode="paper", steps=2, budget_ms=60_000)(image).losses) == 2
 
 
 class Unmeasured(SelfAdapt):

@@ -574,7 +574,7 @@ def test_alpha_may_be_set_and_the_mode_may_not(tiny: nn.Module, image: Tensor) -
 
 
 def test_an_error_of_the_caller_goes_with_its_features(tiny: nn.Module, image: Tensor) -> None:
-    method, found = SelfAdapt(tiny, steps=2, **QUICK), []
+    method, found = SelfAdapt(tiny, mode="paper", steps=2, **QUICK), []
 
     def fail(number: int, loss: float) -> None:
         large = torch.zeros(100)
