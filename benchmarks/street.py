@@ -62,7 +62,7 @@ def parse_run(run: str) -> tuple[str, dict[str, Any]]:
     """Split ``METHOD:key=value,...`` into a method's name and its settings."""
     name, _, text = run.partition(":")
     pairs = [pair.split("=") for pair in text.split(",") if pair]
-    words = {"paper", "official"}
+    words = {"auto", "paper", "official"}
     return name, {k: v if v in words else ast.literal_eval(v.replace(";", ",")) for k, v in pairs}
 
 

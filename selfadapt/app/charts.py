@@ -66,6 +66,8 @@ def summary(outcome: Outcome, ground_truth: Tensor | None = None) -> str:
     settings = ", ".join(f"{name} {_value(value)}" for name, value in outcome.settings.items())
     parts = [f"<b>{escape(outcome.method)}</b>" + (f" with {settings}" if settings else "")]
     parts.append(f"{outcome.seconds:.2f} s")
+    if outcome.quality is not None:
+        parts.append(f"estimated quality {outcome.quality:.2f} of 1")
     if outcome.changed is not None:
         parts.append(f"{outcome.changed:.1%} of the pixels changed")
     warning = f'<p class="warning">{escape(UNLIKE)}</p>' if UNLIKE in outcome.notes else ""

@@ -44,6 +44,7 @@ class Outcome:
     losses: tuple[float, ...]
     seconds: float
     notes: tuple[str, ...]
+    quality: float | None = None
 
     @property
     def changed(self) -> float | None:
@@ -129,6 +130,7 @@ def run(
             pseudo_label=None if pseudo is None else pseudo.cpu(),
             losses=result.losses,
             seconds=result.seconds,
+            quality=result.quality,
             notes=result.notes,
         )
 

@@ -47,7 +47,7 @@ from selfadapt.runs import Shard
 
 SCALED = "segmented at "
 """Prefix of the note for an image that was scaled down."""
-MAX_NOTES = 20
+MAX_NOTES, MAX_DOUBTFUL = 20, 10
 """Maximum number of notes printed."""
 
 
@@ -152,6 +152,13 @@ def _print_summary(summary: Summary, args: Namespace) -> int:
         notes.append(OTHER_NETWORKS)
     for note in notes if not args.quiet else ():
         print(f"note: {note}", file=sys.stderr)
+    if summary.doubtful and not args.quiet:
+        number = len(summary.doubtful)
+        print(f"to look at, as their quality is low ({number}):", file=sys.stderr)
+        for file, quality in list(summary.doubtful.items())[:MAX_DOUBTFUL]:
+            print(f"  {quality:.2f}  {file}", file=sys.stderr)
+        if number > MAX_DOUBTFUL:
+            print(f"  {number - MAX_DOUBTFUL} more are in {summary.table}", file=sys.stderr)
     for file, reason in summary.failures.items():
         text = reason if file in reason else f"{file}: {reason}"
         print(f"not done: {text}", file=sys.stderr)
@@ -188,6 +195,7 @@ def _as_json(summary: Summary, args: Namespace) -> dict[str, Any]:
         "outputs": check_outputs(as_list(args.outputs)),
         "table": str(summary.table),
         "notes": summary.notes,
+        "doubtful": summary.doubtful,
         "seconds": round(summary.seconds, 3),
     }
 

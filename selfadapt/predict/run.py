@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from selfadapt.auto import LOW_QUALITY
 from selfadapt.data.reading import read_image_size
 from selfadapt.journal import Journal, Row, iter_rows
 from selfadapt.labels import Classes, predicted_colors, predicted_names
@@ -47,6 +48,8 @@ class Summary:
     """Why files could not be segmented, or not completely, by path."""
     notes: dict[str, list[str]]
     """Notes, each with the files it applies to."""
+    doubtful: dict[str, float]
+    """Quality of the files whose masks a person should look at, by path, the lowest first."""
     table: Path
     seconds: float
 
@@ -243,9 +246,13 @@ class PredictRun:
         rows = latest_rows(rows_by_time(self.journal))
         current = [(i, rows[i.file]) for i in self._share(self.inputs) if self._is_done(i)]
         notes: dict[str, list[str]] = {}
+        doubtful: dict[str, float] = {}
         for item, row in current:
             for note in row.get("notes", ()):
                 notes.setdefault(note, []).append(str(item.path))
+            quality = row.get("quality")
+            if quality is not None and quality < LOW_QUALITY:
+                doubtful[str(item.path)] = quality
         self._write_table(rows)
         number = next((len(row["shares"]) for row in rows.values() if "shares" in row), 0)
         if number:
@@ -257,6 +264,7 @@ class PredictRun:
             num_left=sum(not self._is_done(item) for item in self.inputs),
             failures={str(item.path): row["error"] for item, row in current if "error" in row},
             notes=notes,
+            doubtful=dict(sorted(doubtful.items(), key=lambda item: item[1])),
             table=self.folder.path / TABLE,
             seconds=time.monotonic() - start,
         )
@@ -272,9 +280,15 @@ def row_of(key: FileKey, outcome: UnitOutcome) -> Row:
         "width": outcome.width,
         "height": outcome.height,
         "ms": round(1000 * outcome.result.seconds, 3),
+        "quality": rounded(outcome.result.quality),
         "notes": list(outcome.result.notes),
         "shares": outcome.shares,
     }
+
+
+def rounded(quality: float | None) -> float | None:
+    """Return a quality as rows have it."""
+    return None if quality is None else round(quality, 3)
 
 
 def rows_by_time(journal: Journal[FileKey]) -> list[Row]:

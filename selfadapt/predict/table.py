@@ -11,7 +11,7 @@ from selfadapt.files import atomic_write, csv_cell, open_own
 from selfadapt.journal import Row
 
 COLUMNS = (
-    "file", "output", "status", "reason", "frames", "width", "height", "ms", "notes",
+    "file", "output", "status", "reason", "frames", "width", "height", "ms", "quality", "notes",
 )  # fmt: skip
 
 

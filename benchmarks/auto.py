@@ -1,0 +1,242 @@
+"""``auto`` mode on pairs of networks and domains they were not trained on (docs/auto.md).
+
+    python benchmarks/auto.py train mobile-bdd --data DATA --seconds 270 -o networks
+    python benchmarks/auto.py run mobile-bdd wild --data DATA --networks networks -o rows
+    python benchmarks/auto.py table rows/*.npz
+
+DATA holds folders of ``images/NAME.jpg`` and ``labels/NAME.png``: the streets ``bdd`` and ``carla``
+to train on, ``camvid``, ``wild`` and ``cityscapes`` (Cityscapes train ids), the retinal vessels
+``drive`` (from the 21st image on: to train) and ``chase``. Streets are enlarged to twice their size
+and scored at their own, in the 13 classes that CARLA knows.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from selfadapt import SelfAdapt, create_method, create_model
+from selfadapt.losses import BalancedCrossEntropy
+from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
+
+TO_13 = [*range(11), 11, 11, *[12] * 6]
+"""Cityscapes train ids in the classes of CARLA: people as one, vehicles as one."""
+NETWORKS: dict[str, tuple[str, str, int]] = {
+    "deeplab-carla": ("deeplabv1_resnet50", "", 13),
+    "hrnet-bdd": ("hrnet_w18", "bdd", 19),
+    "mobile-bdd": ("smp:unet/mobilenet_v2", "bdd", 19),
+    "effnet-carla": ("smp:fpn/efficientnet-b0", "carla", 13),
+    "segformer-bdd": ("segformer", "bdd", 19),
+    "mobile-drive": ("smp:unet/mobilenet_v2", "drive", 2),
+}
+"""Architecture, training domain and number of classes."""
+METHODS: dict[str, Callable[[nn.Module], Any]] = {
+    "source": lambda net: create_method("source", net),
+    "san": lambda net: create_method("san", net),
+    "tta": lambda net: create_method("tta", net),
+    "paper": lambda net: SelfAdapt(net, mode="paper", compare=False),
+    "official": lambda net: SelfAdapt(net, mode="official", compare=False),
+    "auto": lambda net: SelfAdapt(net, compare=False),
+    "4 steps of 0.1": lambda net: SelfAdapt(net, steps=4, lr=0.1, compare=False),
+    "5 steps of 0.08": lambda net: SelfAdapt(net, steps=5, lr=0.08, compare=False),
+    "no balance": lambda net: SelfAdapt(net, loss="smoothed-cross-entropy", compare=False),
+    "no smoothing": lambda net: SelfAdapt(net, loss=BalancedCrossEntropy(0.0), compare=False),
+    "gradient descent": lambda net: SelfAdapt(net, step="gradient-descent", compare=False),
+    "length 0.016": lambda net: SelfAdapt(net, lr=0.016, compare=False),
+    "length 0.16": lambda net: SelfAdapt(net, lr=0.16, compare=False),
+}
+
+
+def build(network: str) -> nn.Module:
+    """Return a network with random weights."""
+    architecture, _, classes = NETWORKS[network]
+    if architecture == "segformer":
+        from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+        return SegformerForSemanticSegmentation(SegformerConfig(num_labels=classes))
+    options = {"style": "caffe", "dilation": "released"} if network == "deeplab-carla" else {}
+    return create_model(architecture, classes=classes, **options)
+
+
+def read(folder: Path, scale: float = 1) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the images ``(3, H, W)`` and labels ``(H, W)`` of a domain, uint8."""
+    images, labels = [], []
+    for path in sorted((folder / "images").iterdir()):
+        image, label = (
+            Image.open(path).convert("RGB"),
+            Image.open(folder / f"labels/{path.stem}.png"),
+        )
+        if scale != 1:
+            size = (round(image.width * scale), round(image.height * scale))
+            image = image.resize(size, Image.Resampling.BILINEAR)
+            label = label.resize(size, Image.Resampling.NEAREST)
+        images.append(torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous())
+        labels.append(torch.from_numpy(np.array(label)))
+    return images, labels
+
+
+def crops(images: Tensor, labels: Tensor, zoom: float, size: int) -> tuple[Tensor, Tensor]:
+    """Return 16 random crops, scaled, flipped and with other colours, and their labels."""
+    device, num = images.device, 16
+    index = torch.randint(len(images), (num,), device=device)
+    x, y = images[index].float() / 255, labels[index].float()[:, None] + 1  # 0: ignored
+    zooms = zoom * torch.exp((torch.rand(num, device=device) * 2 - 1) * math.log(1.9))
+    theta = torch.zeros(num, 2, 3, device=device)
+    for axis, side in enumerate((x.shape[-1], x.shape[-2])):
+        share = size / zooms / side
+        theta[:, axis, axis] = share
+        theta[:, axis, 2] = (torch.rand(num, device=device) * 2 - 1) * (1 - share).clamp_min(0)
+    theta[:, 0, 0] *= torch.where(torch.rand(num, device=device) < 0.5, -1.0, 1.0)
+    grid = F.affine_grid(theta, [num, 3, size, size], align_corners=False)
+    x = F.grid_sample(x, grid, align_corners=False)
+    y = F.grid_sample(y, grid, mode="nearest", align_corners=False)[:, 0].long() - 1
+
+    def factor(spread: float) -> Tensor:
+        return 1 + (torch.rand(num, 1, 1, 1, device=device) * 2 - 1) * spread
+
+    x = x * factor(0.35)
+    mean = x.mean((1, 2, 3), keepdim=True)
+    x = (x - mean) * factor(0.35) + mean
+    gray = x.mean(1, keepdim=True)
+    x = (x - gray) * factor(0.4) + gray
+    is_gray = torch.rand(num, 1, 1, 1, device=device) < 0.1
+    return torch.where(is_gray, gray, x).clamp(0, 1), y.masked_fill(y < 0, 255)
+
+
+def train(network: str, data: Path, seconds: float, folder: Path, device: str) -> None:
+    """Train a network from scratch for some time, and store its weights."""
+    torch.manual_seed(0)
+    architecture, source, _ = NETWORKS[network]
+    images, labels = read(data / source)
+    pairs = zip(images, labels, strict=True)
+    kept = [pair for n, pair in enumerate(pairs) if (n >= 20 if source == "drive" else n % 25)]
+    x, y = (torch.stack(part).to(device) for part in zip(*kept, strict=True))
+    if source == "carla":
+        table = torch.full((256,), 255, dtype=torch.uint8)
+        table[:19] = torch.tensor(TO_13, dtype=torch.uint8)
+        y = table.to(device)[y.long()]
+    model = build(network).to(device, memory_format=torch.channels_last).train()
+    mean, std = (
+        torch.tensor(v, device=device).reshape(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD)
+    )
+    lr = 6e-4 if architecture == "segformer" else 2e-3
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.02)
+    zoom, size = {"bdd": (2.0, 448), "carla": (1.3, 448), "drive": (1.0, 384)}[source]
+    start = time.monotonic()
+    while (done := (time.monotonic() - start) / seconds) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1, done / 0.05) * (0.5 + 0.5 * math.cos(math.pi * done)) + 1e-6
+        image, target = crops(x, y, zoom, size)
+        with torch.autocast(device, torch.bfloat16):
+            output = model((image - mean) / std)
+        logits = getattr(output, "logits", output).float()
+        logits = F.interpolate(logits, (size, size), mode="bilinear")
+        loss = F.cross_entropy(logits, target, ignore_index=255, reduction="sum")
+        optimizer.zero_grad()
+        (loss / (target != 255).sum().clamp_min(1)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
+    save_file(state, folder / f"{network}.safetensors")
+
+
+def run(
+    network: str, domain: str, data: Path, networks: Path, folder: Path, every: int, device: str
+) -> None:
+    """Segment a domain with all methods; store the counts of each image."""
+    model = build(network).eval()
+    model.load_state_dict(load_file(networks / f"{network}.safetensors"))
+    methods = {name: make(model.to(device)) for name, make in METHODS.items()}
+    is_street = domain not in ("drive", "chase")
+    images, labels = read(data / domain, scale=0.5 if domain == "chase" else 1)
+    rows: dict[str, list[np.ndarray]] = {"iou": [], "bins": []}
+    quality = []
+    to_13 = torch.tensor(TO_13, device=device)
+    for number in range(0, len(images), every):
+        image, label = images[number].to(device).float() / 255, labels[number].to(device).long()
+        if is_street:
+            image = F.interpolate(image[None], scale_factor=2, mode="bilinear")[0]
+            label = F.pad(to_13, (0, 237), value=255)[label]
+        counts, bins = [], []
+        for name, method in methods.items():
+            result = method(image.clamp(0, 1))
+            probs = F.interpolate(result.probs[None], label.shape, mode="bilinear")[0]
+            if is_street and len(probs) == 19:
+                merged = torch.zeros(13, *label.shape, device=device)
+                probs = merged.index_add_(0, to_13, probs)
+            confidence, best = (part[label != 255] for part in probs.max(dim=0))
+            truth, num = label[label != 255], len(probs)
+            hits = best == truth
+            shares = [truth[hits], truth, best]
+            counts.append([part.bincount(minlength=num).cpu().numpy() for part in shares])
+            index = (confidence * 10).long().clamp_max(9)
+            weights = (torch.ones_like(confidence), confidence, hits.float())
+            bins.append([index.bincount(w, minlength=10).cpu().numpy() for w in weights])
+            if name == "auto":
+                quality.append(result.quality)
+        rows["iou"].append(np.array(counts))
+        rows["bins"].append(np.array(bins))
+    folder.mkdir(parents=True, exist_ok=True)
+    stacked: dict[str, Any] = {name: np.stack(values) for name, values in rows.items()}
+    np.savez(folder / f"{network}-{domain}.npz", methods=list(methods), quality=quality, **stacked)
+
+
+def table(paths: list[Path]) -> None:
+    """Print mIoU, ECE, images made worse, regret and rank correlation of the quality."""
+    regrets = []
+    for path in paths:
+        rows = np.load(path)
+        names, hits = list(rows["methods"]), rows["iou"][:, :, 0]
+        truth, union = rows["iou"][:, :, 1], rows["iou"][:, :, 1:].sum(axis=2) - hits
+        present = truth > 0
+        each = 100 * (np.where(present, hits / union.clip(1), 0).sum(-1) / present.sum(-1))
+        whole = truth[:, 0].sum(0) > 0
+        miou = 100 * (hits.sum(0) / union.sum(0).clip(1))[:, whole].mean(-1)
+        number, sure, right = np.moveaxis(rows["bins"].sum(0), 1, 0)
+        ece = 100 * abs(sure - right).sum(-1) / number.sum(-1)
+        worse = 100 * (each < each[:, :1]).mean(0)
+        auto = names.index("auto")
+        regrets.append(miou[:auto].max() - miou[auto])
+        ranks = [np.argsort(np.argsort(values)) for values in (rows["quality"], each[:, auto])]
+        rho = np.corrcoef(*ranks)[0, 1]
+        print(f"{path.stem}: {len(each)} images, regret {regrets[-1]:.2f}, quality {rho:.2f}")
+        for line in zip(names, miou, ece, worse, strict=True):
+            print("  {:18s} mIoU {:5.2f}  ECE {:4.1f}  worse {:5.1f} %".format(*line))
+    print(f"regret: mean {np.mean(regrets):.2f}, largest {np.max(regrets):.2f}")
+
+
+def main() -> None:
+    """Run a command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("command", choices=["train", "run", "table"])
+    parser.add_argument("names", nargs="+", help="network (and domain), or files of rows")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--networks", type=Path)
+    parser.add_argument("--seconds", type=float, default=270)
+    parser.add_argument("--every", type=int, default=1, help="take every n-th image")
+    parser.add_argument("-o", "--output", type=Path)
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if args.command == "train":
+        train(args.names[0], args.data, args.seconds, args.output, device)
+    elif args.command == "run":
+        network, domain = args.names
+        run(network, domain, args.data, args.networks, args.output, args.every, device)
+    else:
+        table([Path(name) for name in args.names])
+
+
+if __name__ == "__main__":
+    main()
