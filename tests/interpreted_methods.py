@@ -35,6 +35,7 @@ class Block(nn.Module):
 @pytest.mark.parametrize(
     ("method", "mode"),
     [
+        ("self-adapt", "auto"),
         ("self-adapt", "paper"),
         ("self-adapt", "official"),
         ("tent", "official"),
@@ -54,7 +55,7 @@ def test_a_method_gives_the_same(
     if method in ("self-adapt", "tent", "entropy"):
         settings |= {"steps": 2, "lr": 0.01}
     if method in ("self-adapt", "tta"):
-        settings["scales"] = (0.5,)
+        settings |= {"scales": (0.5,), "alpha": 0.5}
     if method in ("self-adapt", "entropy"):
         settings["adapt"] = ["norm2", "conv2", "norm3", "body", "head"]
         settings["adapt"] = [n for n in settings["adapt"] if n in dict(model.named_children())]
@@ -64,7 +65,8 @@ def test_a_method_gives_the_same(
     fast = create_method(method, model, fast=Fast(graphs=False), **settings)(image)
     assert_same(before, snapshot(model))
     assert as_on_a_gpu["apply"].starts > 0
-    assert (as_on_a_gpu["cell_losses"].starts == 2) == (method == "self-adapt")
+    num_losses = {"auto": 4, "paper": 2, "official": 2}[mode] if method == "self-adapt" else 0
+    assert as_on_a_gpu["cell_losses"].starts == num_losses
     assert (as_on_a_gpu["gradient_sums"].starts > 0) == ("steps" in settings)
     assert fast.losses == pytest.approx(plain.losses, abs=1e-5)
     for name in ("probs", "source_probs", "fused_probs"):
