@@ -60,10 +60,13 @@ def build(network: str) -> nn.Module:
     """Return a network with random weights."""
     architecture, _, classes = NETWORKS[network]
     if architecture == "segformer":
-        from transformers import SegformerConfig, SegformerForSemanticSegmentation
+        import transformers
 
-        return SegformerForSemanticSegmentation(SegformerConfig(num_labels=classes))
-    options = {"style": "caffe", "dilation": "released"} if network == "deeplab-carla" else {}
+        config: Any = transformers.SegformerConfig
+        return transformers.SegformerForSemanticSegmentation(config(num_labels=classes))
+    options: dict[str, Any] = (
+        {"style": "caffe", "dilation": "released"} if network == "deeplab-carla" else {}
+    )
     return create_model(architecture, classes=classes, **options)
 
 
@@ -71,10 +74,8 @@ def read(folder: Path, scale: float = 1) -> tuple[list[Tensor], list[Tensor]]:
     """Return the images ``(3, H, W)`` and labels ``(H, W)`` of a domain, uint8."""
     images, labels = [], []
     for path in sorted((folder / "images").iterdir()):
-        image, label = (
-            Image.open(path).convert("RGB"),
-            Image.open(folder / f"labels/{path.stem}.png"),
-        )
+        image = Image.open(path).convert("RGB")
+        label = Image.open(folder / f"labels/{path.stem}.png").convert("L")
         if scale != 1:
             size = (round(image.width * scale), round(image.height * scale))
             image = image.resize(size, Image.Resampling.BILINEAR)
@@ -124,7 +125,8 @@ def train(network: str, data: Path, seconds: float, folder: Path, device: str) -
         table = torch.full((256,), 255, dtype=torch.uint8)
         table[:19] = torch.tensor(TO_13, dtype=torch.uint8)
         y = table.to(device)[y.long()]
-    model = build(network).to(device, memory_format=torch.channels_last).train()
+    model: Any = build(network).train()
+    model = model.to(device, memory_format=torch.channels_last)
     mean, std = (
         torch.tensor(v, device=device).reshape(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD)
     )
@@ -208,7 +210,7 @@ def table(paths: list[Path]) -> None:
         auto = names.index("auto")
         regrets.append(miou[:auto].max() - miou[auto])
         ranks = [np.argsort(np.argsort(values)) for values in (rows["quality"], each[:, auto])]
-        rho = np.corrcoef(*ranks)[0, 1]
+        rho = np.corrcoef(ranks[0], ranks[1])[0, 1]
         print(f"{path.stem}: {len(each)} images, regret {regrets[-1]:.2f}, quality {rho:.2f}")
         for line in zip(names, miou, ece, worse, strict=True):
             print("  {:18s} mIoU {:5.2f}  ECE {:4.1f}  worse {:5.1f} %".format(*line))

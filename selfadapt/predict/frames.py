@@ -142,14 +142,14 @@ class VideoWork:
 def _averages(rows: Sequence[Row]) -> Row:
     """Return the size of a video, and the mean time and class shares of its frames."""
     shares = zip(*(row["shares"] for row in rows), strict=True)
-    qualities = [row.get("quality") for row in rows]
+    qualities = [row["quality"] for row in rows if row.get("quality") is not None]
     notes = list(dict.fromkeys(note for row in rows for note in row["notes"]))
     more = [f"{len(notes) - MAX_NOTES} more notes of frames"] if len(notes) > MAX_NOTES else []
     return {
         "width": rows[0]["width"],
         "height": rows[0]["height"],
         "ms": round(sum(row["ms"] for row in rows) / len(rows), 3),
-        "quality": None if None in qualities else round(sum(qualities) / len(rows), 3),
+        "quality": round(sum(qualities) / len(qualities), 3) if qualities else None,
         "notes": notes[:MAX_NOTES] + more,
         "shares": [round(sum(values) / len(rows), 6) for values in shares],
     }
