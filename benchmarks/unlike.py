@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     model = open_network(args.model, args.weights).to(args.device)
-    method = SelfAdapt(model)
+    method = SelfAdapt(model, mode="paper")
     rows: list[dict[str, float]] = []
     ious: list[float] = []
     noted: dict[str, list[bool]] = {}
