@@ -127,7 +127,7 @@ def test_an_odd_network_adapts_to_the_same(way: Callable[..., Tensor], mode: Any
 
 def test_explain_is_about_the_latest_image() -> None:
     model = seeded(lambda: Odd(used_before_a_change))
-    method = SelfAdapt(model, steps=3, **QUICK)
+    method = SelfAdapt(model, mode="paper", steps=3, **QUICK)
     method(random_image(24, 28))
     assert "the network changes" in method.explain().optimizations["reuse"]
     model.way = in_place_modules
