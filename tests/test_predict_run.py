@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
+import selfadapt.predict.run as run_module
 from conftest import random_image
 from runs import run_cli, start_cli
 from selfadapt.baselines import SaNOnly
@@ -26,6 +27,7 @@ from selfadapt.predict.inputs import find_inputs
 from selfadapt.predict.legend import heading, text_size
 from selfadapt.predict.outputs import write_result
 from selfadapt.predict.run import current_keys
+from selfadapt.runs.store import RunStore
 
 NET = ("--model", "streets", "--method", "san", "--device", "cpu")
 SECONDS = 60
@@ -296,6 +298,32 @@ def test_shares_come_to_what_one_process_comes_to(photos: Path, tmp_path: Path) 
     assert [line.replace(str(out), "") for line in without_times(out)] == without_times(
         tmp_path / "alone"
     )
+
+
+def test_a_share_writes_nothing_once_others_may_remove_its_temporary_files(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+
+    def claim(_: RunStore) -> bool:
+        events.append("claim")
+        return False
+
+    def noted(name: str) -> None:
+        write = getattr(run_module, name)
+
+        def write_noted(*args: Any) -> None:
+            events.append(name)
+            write(*args)
+
+        monkeypatch.setattr(run_module, name, write_noted)
+
+    monkeypatch.setattr(RunStore, "claim", claim)
+    noted("write_table")
+    noted("write_classes")
+    assert run_cli("predict", photos, *NET, "-o", tmp_path / "out", "--shard", "1/2") == 0
+    assert {*events} == {"write_table", "write_classes", "claim"}
+    assert events[-1] == "claim"
 
 
 def test_shares_may_run_one_after_the_other_and_any_later_start_merges_them(

@@ -107,10 +107,13 @@ class PredictRun:
                 self._segment_video(item)
             self._segment_images([item for item in group if not is_video])
         self._check_outputs(items)
-        is_last = self.folder.claim()
+        if self.folder.shard.total > 1:
+            self.journal.refresh()
+            summary = self._conclude(num_earlier, start)  # while no other share removes its parts
+            if not self.folder.claim():
+                return summary
         self.journal.refresh()
-        if is_last:
-            self._finish_videos()
+        self._finish_videos()
         return self._conclude(num_earlier, start)
 
     def sizes(self) -> dict[Size, float]:
