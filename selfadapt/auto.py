@@ -11,7 +11,7 @@ The constants were chosen on validation domains; docs/auto.md has the measuremen
 import torch
 from torch import Tensor
 
-from selfadapt.pseudo import class_counts, confidence
+from selfadapt.pseudo import above_chance, class_counts, confidence
 
 NO_SHIFT, FULL_SHIFT = 0.1, 0.2
 """Up to the first shift SaN's prediction is kept, from the second on the adapted one."""
@@ -113,5 +113,4 @@ def quality(expected: Tensor, num_classes: int) -> Tensor:
         >>> quality(torch.tensor(0.85), num_classes=19).round(decimals=3)
         tensor(0.5960)
     """
-    chance = 1 / num_classes
-    return ((expected - chance) / (1 - chance)).clamp(0, 1) ** 3
+    return above_chance(expected, num_classes).clamp(0, 1) ** 3

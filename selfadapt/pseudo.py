@@ -59,6 +59,12 @@ def confidence(probs: Tensor) -> Tensor:
     return probs.amax(dim=0).mean()
 
 
+def above_chance(confidence: Tensor, num_classes: int) -> Tensor:
+    """Return a confidence on a scale from 0, that of chance, to 1, certainty."""
+    chance = 1 / num_classes
+    return (confidence - chance) / (1 - chance)
+
+
 def view_confidence(probs: Tensor) -> Tensor:
     """Return how sure the views' mean prediction is over the image: 0 is chance, 1 certainty.
 
@@ -73,8 +79,7 @@ def view_confidence(probs: Tensor) -> Tensor:
         >>> view_confidence(torch.tensor([[0.9, 0.6], [0.1, 0.4]]).reshape(2, 1, 2))
         tensor(0.5000)
     """
-    chance = 1 / len(probs)
-    return (confidence(probs) - chance) / (1 - chance)
+    return above_chance(confidence(probs), len(probs))
 
 
 def pseudo_label(

@@ -278,20 +278,16 @@ def row_of(key: FileKey, outcome: UnitOutcome) -> Row:
     row: Row = key._asdict()
     if isinstance(outcome, Exception):
         return {**row, "error": str(outcome)}
+    quality = outcome.result.quality
     return {
         **row,
         "width": outcome.width,
         "height": outcome.height,
         "ms": round(1000 * outcome.result.seconds, 3),
-        "quality": rounded(outcome.result.quality),
+        "quality": None if quality is None else round(quality, 3),
         "notes": list(outcome.result.notes),
         "shares": outcome.shares,
     }
-
-
-def rounded(quality: float | None) -> float | None:
-    """Return a quality as rows have it."""
-    return None if quality is None else round(quality, 3)
 
 
 def rows_by_time(journal: Journal[FileKey]) -> list[Row]:
