@@ -31,7 +31,9 @@ from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
 TO_13 = [*range(11), 11, 11, *[12] * 6]
 """Cityscapes train ids in the classes of CARLA: people as one, vehicles as one."""
 NETWORKS: dict[str, tuple[str, str, int]] = {
-    "deeplab-carla": ("deeplabv1_resnet50", "", 13),
+    "deeplab-carla": ("deeplabv1_resnet50", "", 19),
+    "deeplab-bdd": ("deeplabv1_resnet50", "bdd", 19),
+    "deeplab-camvid": ("deeplabv1_resnet50", "camvid", 19),
     "hrnet-bdd": ("hrnet_w18", "bdd", 19),
     "mobile-bdd": ("smp:unet/mobilenet_v2", "bdd", 19),
     "effnet-carla": ("smp:fpn/efficientnet-b0", "carla", 13),
@@ -39,6 +41,8 @@ NETWORKS: dict[str, tuple[str, str, int]] = {
     "mobile-drive": ("smp:unet/mobilenet_v2", "drive", 2),
 }
 """Architecture, training domain and number of classes."""
+IMAGENET = "weights/resnet50_imagenet_caffe.safetensors"
+"""What DeepLabv1 starts from; the other networks start from random weights."""
 METHODS: dict[str, Callable[[nn.Module], Any]] = {
     "source": lambda net: create_method("source", net),
     "san": lambda net: create_method("san", net),
@@ -46,14 +50,23 @@ METHODS: dict[str, Callable[[nn.Module], Any]] = {
     "paper": lambda net: SelfAdapt(net, mode="paper", compare=False),
     "official": lambda net: SelfAdapt(net, mode="official", compare=False),
     "auto": lambda net: SelfAdapt(net, compare=False),
-    "4 steps of 0.1": lambda net: SelfAdapt(net, steps=4, lr=0.1, compare=False),
-    "5 steps of 0.08": lambda net: SelfAdapt(net, steps=5, lr=0.08, compare=False),
+    "no final views": lambda net: SelfAdapt(net, final_scales=(), compare=False),
+    "balance 0.5": lambda net: SelfAdapt(
+        net, loss=BalancedCrossEntropy(balance=0.5), compare=False
+    ),
     "no balance": lambda net: SelfAdapt(net, loss="smoothed-cross-entropy", compare=False),
     "no smoothing": lambda net: SelfAdapt(net, loss=BalancedCrossEntropy(0.0), compare=False),
+    "5 steps of 0.08": lambda net: SelfAdapt(net, steps=5, lr=0.08, compare=False),
+    "4 steps of 0.1": lambda net: SelfAdapt(net, steps=4, lr=0.1, compare=False),
+    "3 steps of 0.12": lambda net: SelfAdapt(net, steps=3, lr=0.12, compare=False),
     "gradient descent": lambda net: SelfAdapt(net, step="gradient-descent", compare=False),
     "length 0.016": lambda net: SelfAdapt(net, lr=0.016, compare=False),
     "length 0.16": lambda net: SelfAdapt(net, lr=0.16, compare=False),
 }
+
+
+BASELINES = ("source", "san", "tta", "paper", "official")
+"""What ``auto`` is compared with: regret is the best of them minus ``auto``."""
 
 
 def build(network: str) -> nn.Module:
@@ -64,9 +77,8 @@ def build(network: str) -> nn.Module:
 
         config: Any = transformers.SegformerConfig
         return transformers.SegformerForSemanticSegmentation(config(num_labels=classes))
-    options: dict[str, Any] = (
-        {"style": "caffe", "dilation": "released"} if network == "deeplab-carla" else {}
-    )
+    is_deeplab = architecture.startswith("deeplab")
+    options: dict[str, Any] = {"style": "caffe", "dilation": "released"} if is_deeplab else {}
     return create_model(architecture, classes=classes, **options)
 
 
@@ -126,13 +138,16 @@ def train(network: str, data: Path, seconds: float, folder: Path, device: str) -
         table[:19] = torch.tensor(TO_13, dtype=torch.uint8)
         y = table.to(device)[y.long()]
     model: Any = build(network).train()
+    if is_pretrained := architecture.startswith("deeplab"):
+        model.backbone.load_state_dict(load_file(data / IMAGENET), strict=False)
     model = model.to(device, memory_format=torch.channels_last)
     mean, std = (
         torch.tensor(v, device=device).reshape(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD)
     )
-    lr = 6e-4 if architecture == "segformer" else 2e-3
+    lr = 3e-4 if is_pretrained else 6e-4 if architecture == "segformer" else 2e-3
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.02)
-    zoom, size = {"bdd": (2.0, 448), "carla": (1.3, 448), "drive": (1.0, 384)}[source]
+    zoom = {"bdd": 2.0, "camvid": 2.0, "carla": 1.3, "drive": 1.0}[source]
+    size = 384 if source == "drive" else 448
     start = time.monotonic()
     while (done := (time.monotonic() - start) / seconds) < 1:
         for group in optimizer.param_groups:
@@ -152,42 +167,67 @@ def train(network: str, data: Path, seconds: float, folder: Path, device: str) -
     save_file(state, folder / f"{network}.safetensors")
 
 
+def count(probs: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    """Return pixels by class (hits, labelled, predicted) and by confidence, of several methods."""
+    kept = label != 255
+    confidence, best = (part[:, kept] for part in probs.max(dim=1))  # (M, N)
+    truth, hits = label[kept].expand_as(best), best == label[kept]
+    num, classes = probs.shape[:2]
+    counts = torch.zeros(num, 3, classes, device=probs.device)
+    one = torch.ones_like(confidence)
+    counts[:, 0].scatter_add_(1, truth, hits.float())
+    counts[:, 1].scatter_add_(1, truth, one)
+    counts[:, 2].scatter_add_(1, best, one)
+    bins = torch.zeros(num, 3, 10, device=probs.device)
+    index = (confidence * 10).long().clamp(0, 9)
+    for row, weights in enumerate((one, confidence, hits.float())):
+        bins[:, row].scatter_add_(1, index, weights)
+    return counts, bins
+
+
 def run(
-    network: str, domain: str, data: Path, networks: Path, folder: Path, every: int, device: str
+    network: str,
+    domain: str,
+    data: Path,
+    networks: Path,
+    folder: Path,
+    every: int,
+    device: str,
+    chosen: list[str],
+    seconds: float,
 ) -> None:
     """Segment a domain with all methods; store the counts of each image."""
     model = build(network).eval()
-    model.load_state_dict(load_file(networks / f"{network}.safetensors"))
-    methods = {name: make(model.to(device)) for name, make in METHODS.items()}
+    state = load_file(networks / f"{network}.safetensors")
+    model.load_state_dict({name: value.float() for name, value in state.items()}, strict=False)
+    model.to(device)
+    methods = {name: METHODS[name](model) for name in chosen or METHODS}
     is_street = domain not in ("drive", "chase")
     images, labels = read(data / domain, scale=0.5 if domain == "chase" else 1)
+    numbers = range(0, 20 if domain == "drive" else len(images), every)
     rows: dict[str, list[np.ndarray]] = {"iou": [], "bins": []}
-    quality = []
+    quality, start = [], time.monotonic()
     to_13 = torch.tensor(TO_13, device=device)
-    for number in range(0, len(images), every):
+    for number in numbers:
+        if time.monotonic() - start > seconds:
+            break
         image, label = images[number].to(device).float() / 255, labels[number].to(device).long()
         if is_street:
             image = F.interpolate(image[None], scale_factor=2, mode="bilinear")[0]
             label = F.pad(to_13, (0, 237), value=255)[label]
-        counts, bins = [], []
+        maps = []
         for name, method in methods.items():
             result = method(image.clamp(0, 1))
             probs = F.interpolate(result.probs[None], label.shape, mode="bilinear")[0]
             if is_street and len(probs) == 19:
                 merged = torch.zeros(13, *label.shape, device=device)
                 probs = merged.index_add_(0, to_13, probs)
-            confidence, best = (part[label != 255] for part in probs.max(dim=0))
-            truth, num = label[label != 255], len(probs)
-            hits = best == truth
-            shares = [truth[hits], truth, best]
-            counts.append([part.bincount(minlength=num).cpu().numpy() for part in shares])
-            index = (confidence * 10).long().clamp_max(9)
-            weights = (torch.ones_like(confidence), confidence, hits.float())
-            bins.append([index.bincount(w, minlength=10).cpu().numpy() for w in weights])
+            maps.append(probs)
             if name == "auto":
                 quality.append(result.quality)
-        rows["iou"].append(np.array(counts))
-        rows["bins"].append(np.array(bins))
+        counts, bins = count(torch.stack(maps), label)
+        rows["iou"].append(counts.cpu().numpy())
+        rows["bins"].append(bins.cpu().numpy())
     folder.mkdir(parents=True, exist_ok=True)
     stacked: dict[str, Any] = {name: np.stack(values) for name, values in rows.items()}
     np.savez(folder / f"{network}-{domain}.npz", methods=list(methods), quality=quality, **stacked)
@@ -207,8 +247,8 @@ def table(paths: list[Path]) -> None:
         number, sure, right = np.moveaxis(rows["bins"].sum(0), 1, 0)
         ece = 100 * abs(sure - right).sum(-1) / number.sum(-1)
         worse = 100 * (each < each[:, :1]).mean(0)
-        auto = names.index("auto")
-        regrets.append(miou[:auto].max() - miou[auto])
+        auto, others = names.index("auto"), [n for n, name in enumerate(names) if name in BASELINES]
+        regrets.append(max(miou[others]) - miou[auto])
         ranks = [np.argsort(np.argsort(values)) for values in (rows["quality"], each[:, auto])]
         rho = np.corrcoef(ranks[0], ranks[1])[0, 1]
         print(f"{path.stem}: {len(each)} images, regret {regrets[-1]:.2f}, quality {rho:.2f}")
@@ -228,6 +268,7 @@ def main() -> None:
     parser.add_argument("--networks", type=Path)
     parser.add_argument("--seconds", type=float, default=270)
     parser.add_argument("--every", type=int, default=1, help="take every n-th image")
+    parser.add_argument("--methods", nargs="+", default=[], help="of METHODS; default: all")
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -235,7 +276,10 @@ def main() -> None:
         train(args.names[0], args.data, args.seconds, args.output, device)
     elif args.command == "run":
         network, domain = args.names
-        run(network, domain, args.data, args.networks, args.output, args.every, device)
+        run(
+            network, domain, args.data, args.networks, args.output, args.every, device,
+            args.methods, args.seconds,
+        )  # fmt: skip
     else:
         table([Path(name) for name in args.names])
 

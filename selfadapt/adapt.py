@@ -18,12 +18,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from selfadapt.auto import adapted_share, calibrated, expected_confidence, quality, shift
+from selfadapt.auto import (
+    StatisticsShift,
+    adapted_share,
+    calibrated,
+    expected_confidence,
+    quality,
+    san_share,
+)
 from selfadapt.budget import TimeBudget, as_tuple, with_preset
 from selfadapt.checks import check_number
 from selfadapt.computed import Computed
@@ -35,7 +42,7 @@ from selfadapt.modes import MODES, ModeName, check_mode
 from selfadapt.norm import Alpha
 from selfadapt.pseudo import check_psi, ignore_label, pseudo_label
 from selfadapt.steps import StepRule, find_step_rule, fixed_length
-from selfadapt.views import SCALES, Size, View, size_of
+from selfadapt.views import SCALES, Size, View, resize, size_of
 
 STEP_LENGTH = 0.05
 """Learning rate of steps of fixed length, the same for all architectures."""
@@ -43,9 +50,18 @@ NO_PIXEL = (
     "no pixel is confident enough for a pseudo-label: the network was not adapted to this image"
 )
 NOT_NEEDED = (
-    "the image is like those the network was trained on: this is its prediction with SaN, "
-    "without adaptation"
+    "smaller views of the image show the network nothing that it does not see in the image: it was "
+    "not adapted"
 )
+
+
+class Source(NamedTuple):
+    """What the network as trained gives for an image."""
+
+    logits: Tensor
+    """Class scores ``(1, C, H, W)``."""
+    shift: Tensor | None
+    """How far the image's statistics are from those of the training data, see auto.py."""
 
 
 class SelfAdapt(Method):
@@ -66,7 +82,7 @@ class SelfAdapt(Method):
         scales: Scales of the views, each taken plain and flipped in gray.
         step_scale: Scale of the image that the steps are taken on, up to 1.
         final_scales: Scales of views that the adapted network also predicts, to be averaged with
-            its prediction for the image.
+            its prediction for the image. None: the mode's.
         final_weight: Weight of the mean over these views in the prediction, 0 to 1.
         preset: Name of a set of settings: ``realtime`` takes two steps on a smaller image. They
             replace default values; a setting given beside it that differs is an error.
@@ -106,7 +122,7 @@ class SelfAdapt(Method):
         step: str | StepRule | None = None,
         scales: Sequence[float] = SCALES,
         step_scale: float = 1.0,
-        final_scales: Sequence[float] = (),
+        final_scales: Sequence[float] | None = None,
         final_weight: float = 0.5,
         preset: Literal["realtime"] | None = None,
         budget_ms: float | None = None,
@@ -143,10 +159,13 @@ class SelfAdapt(Method):
         default_lr = STEP_LENGTH if is_fixed else MODES[self.mode].lr
         self.lr = default_lr if settings["lr"] is None else settings["lr"]
         self.steps, self.step_scale = settings["steps"], settings["step_scale"]
-        self.final_scales, self.final_weight = settings["final_scales"], settings["final_weight"]
+        final_scales = settings["final_scales"]
+        self.final_scales = MODES[self.mode].final_scales if final_scales is None else final_scales
+        self.final_weight = settings["final_weight"]
         self.preset, self.budget_ms = preset, budget_ms
         self._select_layers(adapt)
         self.views = self._choose_views(settings["scales"], views)
+        self._scales = sorted({view.scale for view in self.views})
         self._note_gray()
         self._final_views = self._choose_views(self.final_scales) if self.final_scales else ()
         self._budget = budget
@@ -156,52 +175,105 @@ class SelfAdapt(Method):
 
     def compute(self, network: Network, image: Tensor) -> Computed:
         """Adapt the network to its pseudo-label of the image, and predict."""
-        is_auto = self.mode == "auto"
-        small = image if self.step_scale == 1 else View(self.step_scale).make(image)
+        return self._adapt(network, image, self._source(image) if self.mode == "auto" else None)
+
+    def _adapt(self, network: Network, image: Tensor, source: Source | None) -> Computed:
+        if source is not None and self.mode == "auto":
+            return self._adapt_auto(network, image, source)
+        small = self._step_image(image)
         fused = network.mean_probs(image, self.views, size_of(small))  # Eq. 1
-        ignore = ignore_label(len(fused))
-        target = pseudo_label(fused, self.psi, ignore=ignore, strict=MODES[self.mode].strict)
+        target = pseudo_label(
+            fused, self.psi, ignore=ignore_label(len(fused)), strict=MODES[self.mode].strict
+        )  # Eq. 2-4
+        losses, warnings = self._take_steps(network, small, target, ignore_label(len(fused)))
+        return Computed(
+            logits=self._predict(network, image),
+            fused=fused,
+            pseudo_label=target,
+            losses=losses,
+            warnings=warnings,
+            notes=self._steps_note(len(losses)),
+        )
+
+    def _adapt_auto(self, network: Network, image: Tensor, source: Source) -> Computed:
+        """Compute the same in ``auto`` mode, which adapts as far as that is worth it."""
+        small = self._step_image(image)
+        size = size_of(small)
+        before = network.logits(image)
+        san = before.softmax(dim=1)[0]
+        plain = san
+        if source.shift is not None:
+            as_trained = source.logits.softmax(dim=1)[0]
+            plain = as_trained.lerp(san, san_share(source.shift).to(san.dtype))
+        by_scale = {scale: [v for v in self.views if v.scale == scale] for scale in self._scales}
+        labels, total = [], None
+        for views in by_scale.values():
+            probs = network.mean_probs(image, views, size)
+            labels.append(probs.argmax(dim=0))
+            total = probs * len(views) if total is None else total.add_(probs, alpha=len(views))
+        assert total is not None
+        fused = total.div_(len(self.views))  # Eq. 1
+        num_classes = len(fused)
+        share = torch.ones((), device=image.device, dtype=fused.dtype)
+        if len(labels) > 1:
+            whole = resize(san, size).argmax(dim=0)
+            share = adapted_share(labels[0], labels[1], whole, num_classes)
+        ignore = ignore_label(num_classes)
+        target = pseudo_label(fused, self.psi, ignore=ignore)  # Eq. 2-4
+        expected = expected_confidence(plain, fused)
+        losses: list[Tensor] = []
+        warnings = {NOT_NEEDED: share == 0}
+        is_needed = image.is_cuda or bool(share > 0)  # a recording cannot branch
+        if is_needed:
+            losses, more = self._take_steps(network, small, target, ignore)
+            warnings |= more
+        if losses:
+            adapted = self._predict(network, image).softmax(dim=1)[0]
+            plain = plain.lerp(adapted, share.to(plain.dtype))
+        return Computed(
+            logits=calibrated(plain, expected)[None],
+            source_logits=source.logits,
+            fused=fused,
+            pseudo_label=target,
+            losses=losses,
+            warnings=warnings,
+            notes=self._steps_note(len(losses)) if is_needed else (),
+            quality=quality(expected, num_classes),
+        )
+
+    def _source(self, image: Tensor) -> Source:
+        """Return what the network as trained predicts, and how far the image's statistics are."""
+        network = self._source_network()
+        with StatisticsShift(network.model, self.san.converted) as shift:
+            logits = network.logits(image)
+        return Source(logits, shift.value)
+
+    def _step_image(self, image: Tensor) -> Tensor:
+        return image if self.step_scale == 1 else View(self.step_scale).make(image)
+
+    def _take_steps(
+        self, network: Network, image: Tensor, target: Tensor, ignore: int
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Take steps towards the pseudo-label; return the loss before each, and warnings."""
         is_empty = (target == ignore).all()
         loss, rule = self._loss_for(target, is_empty), find_step_rule(self.step)
-        losses, steps = [], self.steps if self._num_steps is None else self._num_steps
-        if is_auto:
-            source = network.source_logits
-            if source is None:
-                source = self._source_network().logits(image)
-            san = network.logits(image)
-            san_probs = san.softmax(dim=1)[0]
-            expected = expected_confidence(san_probs, fused)
-            estimate = quality(expected, len(fused))
-            moved = shift(source, san)
-            if not any(self.san.converted.values()):  # nothing tells a shift
-                moved = torch.ones_like(moved)
-            share = adapted_share(moved, estimate)
-            if not image.is_cuda and share == 0:  # a recording cannot branch
-                steps = 0
+        losses: list[Tensor] = []
         with self._loop_statistics(network):
-            for _ in range(steps):
+            for _ in range(self.steps if self._num_steps is None else self._num_steps):
                 if network.deadline < inf and time.perf_counter() > network.deadline:
                     break
-                losses.append(network.step(small, loss, self.lr, rule))
+                losses.append(network.step(image, loss, self.lr, rule))
+        losses = [value.masked_fill(is_empty, 0.0) for value in losses]
+        return losses, {NO_PIXEL: is_empty} if losses else {}
+
+    def _predict(self, network: Network, image: Tensor) -> Tensor:
+        """Return class scores of the adapted network, averaged with those of its final views."""
         logits = network.logits(image)
         if self._final_views:
             mean = network.mean_probs(image, self._final_views)[None]
             probs = logits.softmax(dim=1).lerp_(mean, self.final_weight)
             logits = probs.clamp_min_(1e-30).log_()
-        warnings = {NO_PIXEL: is_empty} if losses else {}
-        if is_auto:
-            probs = san_probs.lerp_(logits.softmax(dim=1)[0], share)
-            logits = calibrated(probs, expected)[None]
-            warnings[NOT_NEEDED] = share == 0
-        return Computed(
-            logits=logits,
-            fused=fused,
-            pseudo_label=target,
-            losses=[value.masked_fill(is_empty, 0.0) for value in losses],
-            warnings=warnings,
-            notes=self._steps_note(len(losses)) if steps else (),
-            quality=estimate if is_auto else None,
-        )
+        return logits
 
     def _loss_for(self, target: Tensor, is_empty: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the loss of logits; its gradient is zero if no pixel has a label."""
@@ -243,13 +315,7 @@ class SelfAdapt(Method):
     def _compute_all(self, image: Tensor) -> Computed:
         if self._budget is not None and not image.is_cuda:
             return self._compute_in_time(image, time.perf_counter() + self._budget.seconds)
-        if self.mode != "auto":
-            return super()._compute_all(image)
-        source = self._source_network().logits(image)
-        network = self._network()
-        network.source_logits = source
-        computed = self.compute(network, image)
-        return replace(computed, source_logits=source if self.compare else None)
+        return super()._compute_all(image)
 
     def _compute_in_time(self, image: Tensor, deadline: float) -> Computed:
         """Take as many steps as there is time for on a CPU, and at least one forward pass."""
@@ -257,24 +323,25 @@ class SelfAdapt(Method):
         plain, start, source = estimate.plain_seconds, time.perf_counter(), None
         is_auto = self.mode == "auto"
         if self.compare or is_auto:
-            source = self._source_network().logits(image)
+            source = self._source(image)
             plain = max(plain, time.perf_counter() - start)
         last = (1 + self._area(self._final_views)) * plain
         step = estimate.step_seconds * plain / estimate.plain_seconds  # as slow as the pass was
         left = deadline - time.perf_counter()
         if left >= (self._area(self.views) + is_auto) * plain + last:
             network = self._network()
-            network.deadline, network.source_logits = deadline - last - step, source
-            computed = self.compute(network, image)
-            return replace(computed, source_logits=source if self.compare else None)
-        kind = "with SaN"
-        if source is not None and left < 0:
-            logits, kind = source, "of the network as trained"
+            network.deadline = deadline - last - step
+            computed = self._adapt(network, image, source)
         else:
-            logits = self._network().logits(image)
-        note = f"{self.budget_ms:g} ms are too little to adapt: this is the prediction {kind}"
-        source = source if self.compare else None
-        return Computed(logits=logits, source_logits=source, notes=(note,))
+            kind = "with SaN"
+            if source is not None and left < 0:
+                logits, kind = source.logits, "of the network as trained"
+            else:
+                logits = self._network().logits(image)
+            note = f"{self.budget_ms:g} ms are too little to adapt: this is the prediction {kind}"
+            computed = Computed(logits=logits, notes=(note,))
+        shown = source.logits if source is not None and self.compare else None
+        return replace(computed, source_logits=shown)
 
     def _computed(self, image: Tensor, size: Size) -> Computed:
         if self._budget is not None and image.is_cuda:

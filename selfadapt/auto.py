@@ -1,22 +1,28 @@
 """What ``auto`` mode adds to the paper's method, besides its loss and its steps of fixed length.
 
-    shift            how much SaN changes what the network sees in the image, without labels
+    StatisticsShift  how far BatchNorm statistics of an image are from those of the training data
+    san_share        weight of SaN in the prediction without adaptation: from that shift
+    adapted_share    weight of the adapted prediction: from what views of different scales see
+    calibrated       their mean, as sure as the image and its views are
     quality          how good the mask probably is
-    adapted_share    weight of the adapted prediction, the rest is SaN's: from shift and quality
-    calibrated       their mean, as sure as SaN and the views are
 
 The constants were chosen on validation domains; docs/auto.md has the measurements.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfadapt.pseudo import above_chance, class_counts, confidence
 
-NO_SHIFT, FULL_SHIFT = 0.1, 0.2
-"""Up to the first shift SaN's prediction is kept, from the second on the adapted one."""
-LOW_QUALITY, FAIR_QUALITY = 0.25, 0.35
-"""Below the first quality a pseudo-label is trusted by half, from the second on fully."""
+NO_SHIFT, FULL_SHIFT = 0.2, 0.4
+"""Up to the first shift the source statistics are kept, from the second on SaN mixes them."""
+NO_GAIN, FULL_GAIN = -0.1, 0.0
+"""Gain in agreement of small views, from nothing to learn from them to full trust in them."""
+LOW_QUALITY = 0.25
+"""A mask of lower quality gets a warning."""
 TEMPERATURES = 0.2, 8.0
 """Lowest and highest temperature that a prediction is calibrated with."""
 BISECTIONS = 20
@@ -24,55 +30,109 @@ SAMPLE_SIDE = 128
 """The temperature is found on about as many rows and columns, evenly spread."""
 
 
-def shift(source: Tensor, san: Tensor) -> Tensor:
-    """Return how far an image is from those the network was trained on, 0 to 1.
+class StatisticsShift:
+    """Measures how far an image is from the training data, while a network runs on it.
 
-    SaN replaces a part of the training statistics by those of the image. Where the image is like
-    the training data, that changes little. The shift is 1 minus the mean IoU of the predictions
-    without and with SaN, over the classes that either has.
+    Every image has statistics of its own: so have its halves. A domain shift is what goes beyond
+    that. The value is the squared distance of the means of the image's features from the running
+    means, divided by that between left and right half plus that between upper and lower half; each
+    in units of the running variance, as a mean over the channels of a layer, summed over layers.
 
     Args:
-        source: Class scores of the network as trained ``(1, C, H, W)``.
-        san: Class scores with SaN ``(1, C, H, W)``.
+        model: The network, in evaluation mode. Hooks are added to it within the ``with`` block.
+        names: Its BatchNorm layers.
 
     Example:
-        >>> a = torch.tensor([[2.0, 2.0, 0.0, 0.0], [0.0, 0.0, 2.0, 2.0]]).reshape(1, 2, 2, 2)
-        >>> shift(a, a), shift(a, a.flip(1))
-        (tensor(0.), tensor(1.))
+        >>> model = nn.Sequential(nn.BatchNorm2d(1)).eval()
+        >>> with StatisticsShift(model, ["0"]) as shift:
+        ...     _ = model(torch.tensor([[2.0, 4.0], [2.0, 4.0]])[None, None])
+        >>> shift.value
+        tensor(2.2500)
     """
-    num_classes = source.shape[1]
-    first, second = source.argmax(dim=1), san.argmax(dim=1)
+
+    def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
+        self._layers = [model.get_submodule(name) for name in names]
+        self._parts: list[Tensor] = []
+
+    def __enter__(self) -> "StatisticsShift":
+        self._hooks = [layer.register_forward_pre_hook(self._record) for layer in self._layers]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _record(self, layer: Any, args: tuple[Any, ...]) -> None:
+        height, width = (side // 2 for side in args[0].shape[2:]) if args[0].dim() == 4 else (0, 0)
+        if height == 0 or width == 0:  # features without a plane, such as pooled ones
+            return
+        quarters = args[0][..., : 2 * height, : 2 * width]
+        quarters = quarters.unflatten(-1, (2, width)).unflatten(-3, (2, height))
+        means = quarters.mean(dim=(0, 3, 5), dtype=torch.float32)  # (C, 2, 2)
+        distance = means.mean(dim=(1, 2)) - layer.running_mean
+        (left, right), (upper, lower) = means.mean(dim=1).T, means.mean(dim=2).T
+        squares = torch.stack([distance**2, (left - right) ** 2 + (upper - lower) ** 2])
+        self._parts.append((squares / (layer.running_var + layer.eps)).mean(dim=1))
+
+    @property
+    def value(self) -> Tensor | None:
+        """The shift, 0 or more; None if the network ran no such layer."""
+        if not self._parts:
+            return None
+        distance, spread = torch.stack(self._parts).sum(dim=0)
+        return distance / spread.clamp_min(torch.finfo(spread.dtype).tiny)
+
+
+def san_share(shift: Tensor) -> Tensor:
+    """Return the weight of SaN's prediction, 0 to 1; the rest is that of the network as trained.
+
+    Example:
+        >>> san_share(torch.tensor([0.1, 0.3, 2.0]))
+        tensor([0.0000, 0.5000, 1.0000])
+    """
+    return ((shift - NO_SHIFT) / (FULL_SHIFT - NO_SHIFT)).clamp(0, 1)
+
+
+def adapted_share(small: Tensor, middle: Tensor, whole: Tensor, num_classes: int) -> Tensor:
+    """Return the weight of the adapted prediction, 0 to 1.
+
+    Small views see what the network misses in the whole image, or they only lose detail. If the
+    smallest view agrees with the next one as well as the whole image does, they see something, and
+    their mean is worth learning from.
+
+    Args:
+        small: Label from the smallest views ``(H, W)``.
+        middle: Label from the views of the next scale.
+        whole: Label of the whole image.
+        num_classes: Number of classes.
+    """
+    gain = label_iou(middle, small, num_classes) - label_iou(middle, whole, num_classes)
+    return ((gain - NO_GAIN) / (FULL_GAIN - NO_GAIN)).clamp(0, 1)
+
+
+def label_iou(first: Tensor, second: Tensor, num_classes: int) -> Tensor:
+    """Return the mean IoU of two labels, over the classes that either has.
+
+    Example:
+        >>> label_iou(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]), num_classes=9)
+        tensor(0.5833)
+    """
     both = class_counts(first.masked_fill(first != second, -1), num_classes)
     either = class_counts(first, num_classes) + class_counts(second, num_classes) - both
-    return 1 - (both / either.clamp_min(1)).sum() / (either > 0).sum()
+    return (both / either.clamp_min(1)).sum() / (either > 0).sum()
 
 
-def adapted_share(shift: Tensor, quality: Tensor) -> Tensor:
-    """Return the weight of the adapted prediction, 0 to 1; the rest is that of SaN's.
-
-    Where there is no shift, there is nothing to adapt to. Where the quality is low, pseudo-labels
-    are often wrong, and half of the weight stays with SaN.
-
-    Example:
-        >>> adapted_share(torch.tensor([0.05, 0.15, 0.4, 0.4]), torch.tensor([0.6, 0.6, 0.6, 0.1]))
-        tensor([0.0000, 0.5000, 1.0000, 0.5000])
-    """
-    moved = ((shift - NO_SHIFT) / (FULL_SHIFT - NO_SHIFT)).clamp(0, 1)
-    trust = ((quality - LOW_QUALITY) / (FAIR_QUALITY - LOW_QUALITY)).clamp(0, 1)
-    return moved * (1 + trust) / 2
-
-
-def expected_confidence(san: Tensor, fused: Tensor) -> Tensor:
-    """Return how sure a prediction for the image should be: as SaN and the views are, on average.
+def expected_confidence(plain: Tensor, fused: Tensor) -> Tensor:
+    """Return how sure a prediction for the image should be: as the network and its views are.
 
     The network itself tends to be too sure of images that it was not trained for, and its views of
     all others too unsure.
 
     Args:
-        san: Class probabilities with SaN ``(C, H, W)``.
+        plain: Class probabilities without adaptation ``(C, H, W)``.
         fused: Mean class probabilities of the views ``(C, H, W)``.
     """
-    return (confidence(san) + confidence(fused)) / 2
+    return (confidence(plain) + confidence(fused)) / 2
 
 
 def calibrated(probs: Tensor, expected: Tensor) -> Tensor:

@@ -69,13 +69,14 @@ class CrossEntropy:
 class BalancedCrossEntropy:
     """Cross-entropy in which rare classes count, towards labels that are not certain.
 
-    A pixel weighs ``1 / sqrt(n)`` for the ``n`` pixels of its class, so that large classes do not
+    A pixel weighs ``n ** -balance`` for the ``n`` pixels of its class, so that large classes do not
     drive out small ones, and a share of the loss asks for equal probabilities, so that the network
     does not grow as sure as hard labels would make it. Like ``CrossEntropy`` it is computed before
     scores are upsampled on a GPU.
 
     Args:
         label_smoothing: That share, 0 to 1.
+        balance: 0: all pixels weigh the same; 1: all classes do.
 
     Example:
         >>> import torch
@@ -85,15 +86,18 @@ class BalancedCrossEntropy:
     """
 
     label_smoothing: float = 0.1
+    balance: float = 0.25
 
     def __post_init__(self) -> None:
         check_number("label_smoothing", self.label_smoothing, 0, 1)
+        check_number("balance", self.balance, 0, 1)
 
     def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``(1, C, H, W)`` for labels ``(1, H, W)``."""
         num_classes = logits.shape[1]
         ignore = ignore_label(num_classes)
-        weight = class_counts(target, num_classes).clamp_min(1).rsqrt().to(logits.dtype)
+        weight = class_counts(target, num_classes).clamp_min(1).pow(-self.balance)
+        weight = weight.to(logits.dtype)
         hard = F.cross_entropy(logits, target, weight, ignore_index=ignore)
         even = F.cross_entropy(logits, target, ignore_index=ignore, label_smoothing=1.0)
         even = torch.where(even > RULED_OUT, 0.0, even)

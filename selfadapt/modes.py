@@ -31,6 +31,8 @@ class Mode:
     """Default step rule."""
     lr: float = 0.02
     """Default learning rate of gradient descent, chosen on the validation domain."""
+    final_scales: tuple[float, ...] = ()
+    """Default scales of the views that the adapted network predicts beside the image."""
 
 
 MODES = {
@@ -41,6 +43,7 @@ MODES = {
         size=None,
         loss="balanced-cross-entropy",
         step="fixed-length",
+        final_scales=(0.5, 0.75),
     ),
     "paper": Mode(momentum=None, strict=False, view=View, size=None),
     "official": Mode(momentum=0.1, strict=True, view=OfficialView, size=(1024, 2048), lr=0.05),

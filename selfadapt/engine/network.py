@@ -99,8 +99,6 @@ class Network:
         self.num_steps = 0
         self.deadline = inf
         """Time by ``time.perf_counter`` after which a method should not start another step."""
-        self.source_logits: Tensor | None = None
-        """What the network as trained predicts for the image, where that is known already."""
         self._tracker: StatisticsTracker | None = None
         self._reuse: Reuse | None = None
         self._reused_for: tuple[Tensor, int, Tensor, StatisticsTracker | None] | None = None
