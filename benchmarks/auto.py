@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from selfadapt import SelfAdapt, create_method, create_model
 from selfadapt.losses import BalancedCrossEntropy
 from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
+from selfadapt.train.statistics import reset_nonfinite_statistics
 
 TO_13 = [*range(11), 11, 11, *[12] * 6]
 """Cityscapes train ids in the classes of CARLA: people as one, vehicles as one."""
@@ -140,6 +141,7 @@ def train(network: str, data: Path, seconds: float, folder: Path, device: str) -
     model: Any = build(network).train()
     if is_pretrained := architecture.startswith("deeplab"):
         model.backbone.load_state_dict(load_file(data / IMAGENET), strict=False)
+        reset_nonfinite_statistics(model)  # this file has one, an overflow of fp16
     model = model.to(device, memory_format=torch.channels_last)
     mean, std = (
         torch.tensor(v, device=device).reshape(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD)

@@ -85,8 +85,9 @@ class MixedNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Normalise ``x`` ``(1, C, ...)``."""
         image_mean, image_var = image_statistics_of(x)
-        mean = torch.lerp(running_mean, image_mean, alpha)
-        var = torch.lerp(running_var, image_var, alpha)
+        # Not lerp, which makes NaN of a variance that overflowed to inf when it was stored in fp16.
+        mean = torch.add((1 - alpha) * running_mean, image_mean, alpha=alpha)
+        var = torch.add((1 - alpha) * running_var, image_var, alpha=alpha)
         ctx.save_for_backward(x, weight, mean, var, image_mean)
         ctx.alpha, ctx.eps = alpha, eps
         ctx.mark_non_differentiable(image_mean, image_var)
