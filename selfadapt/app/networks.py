@@ -1,14 +1,17 @@
-"""The networks of the page: those the server was started with, and published ones to download."""
+"""The networks on offer: those the server was started with, and published ones to download."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from threading import Lock
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import torch
 from torch import nn
 
 from selfadapt.app.limits import MAX_FETCHED
+from selfadapt.labels import Color, predicted_colors, predicted_names
 from selfadapt.methods import METHODS, create_method
 from selfadapt.models import open_model
 from selfadapt.models.trained import TRAINED
@@ -43,6 +46,13 @@ class OfferedNetwork:
     def device(self) -> str:
         """Type of the device that the network is on."""
         return next((value.device.type for value in self.model.parameters()), "cpu")
+
+    @cached_property
+    def classes(self) -> dict[str, Color]:
+        """Names and colours of the classes that it predicts, in the order of their ids."""
+        result = create_method("source", self.model, compare=False)(torch.rand(3, 64, 64))
+        names = predicted_names(result.classes, result.num_classes)
+        return dict(zip(names, predicted_colors(result.classes, len(names)), strict=True))
 
     def _supports(self, name: str) -> bool:
         if name == "ensemble":  # with a single network it equals SaN
