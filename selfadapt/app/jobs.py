@@ -20,10 +20,12 @@ from selfadapt.method import Stopped
 
 PROGRAMS = ""
 """Session of all programs; those of the page have names."""
-FIRST_SECONDS = 5.0
+FIRST_SECONDS = 1.0
 """Assumed time of an image before one was measured."""
 WEIGHT = 0.2
 """Weight of the last image in the mean time."""
+MAX_RETRY_S = 60
+"""Longest time that a program is told to wait: the mean follows long runs of the page, too."""
 
 
 class QueueFull(Exception):
@@ -78,7 +80,8 @@ class JobQueue:
         with self._lock:
             programs = [j for j in self._jobs if j.session == PROGRAMS and j.began is None]
             if session == PROGRAMS and len(programs) >= MAX_QUEUE:
-                raise QueueFull(max(1, ceil(self.seconds * len(self._jobs) / MAX_RUNNING)))
+                seconds = ceil(self.seconds * len(self._jobs) / MAX_RUNNING)
+                raise QueueFull(min(max(seconds, 1), MAX_RETRY_S))
             self._jobs.append(job)
             if self._shutting_down:
                 self.stop(job)
