@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image as PILImage
 
-from conftest import needs_data, random_image, snapshot
+from conftest import assert_same, needs_data, random_image, snapshot
 from selfadapt import create_method
 from selfadapt.app.jobs import PROGRAMS, JobQueue, QueueFull
 from selfadapt.app.limits import MAX_HEADER, MAX_QUEUE, Limits
@@ -155,8 +155,7 @@ def test_every_format_has_the_result_of_the_library(
         for name, value in settings.items()
         if name in query
     }
-    after = snapshot(server.model)
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert_same(before, snapshot(server.model))
 
 
 def test_official_mode_runs_within_the_servers_limit(server: Served) -> None:
@@ -181,7 +180,7 @@ def test_a_method_has_what_was_tuned_for_the_network_unless_told_otherwise(serve
     tuned = Networks({"x": OfferedNetwork(server.model, {"alpha": 0.3, "lr": 0.07})}, fetch=False)
 
     def settings(*query: tuple[str, str]) -> dict[str, Any]:
-        [found] = from_query(query, tuned).methods.values()
+        [found] = from_query(dict(query), tuned).methods.values()
         return found
 
     assert settings() == {"alpha": 0.3, "lr": 0.07}

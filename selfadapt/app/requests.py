@@ -1,7 +1,7 @@
 """Requests of visitors and programs: methods and settings, which come over the network."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 RANGES = {"alpha": (0, 1), "psi": (0, 1), "lr": (1e-6, MAX_LR), "steps": (0, MAX_STEPS)}
 QUERY_SETTINGS = ("mode", *SETTINGS)
 """Settings that programs may give."""
+QUERY = ("model", "method", *QUERY_SETTINGS, "format", "probs")
+"""All parameters that programs may give."""
 HELP = {
     "mode": "What self-adaptation computes: this project's default, the equations of the paper, "
     "or the released code.",
@@ -80,33 +82,36 @@ def validated(
     return Request(model=model, methods=methods)
 
 
-def from_query(query: Iterable[tuple[str, str]], networks: Networks) -> Request:
-    """Return the request of a program: ``model``, ``method`` and settings, each optional.
-
-    Args:
-        query: Names and values of the parameters of an address.
-        networks: The networks to choose from.
-
-    Raises:
-        ValueError: A parameter is unknown, given twice or out of range.
-    """
-    pairs = list(query)
-    known = ("model", "method", *QUERY_SETTINGS)
-    for name, count in Counter(name for name, _ in pairs).items():
-        if name not in known:
+def check_query(query: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the parameters of an address; raise ValueError for unknown and repeated ones."""
+    for name, count in Counter(name for name, _ in query).items():
+        if name not in QUERY:
             shown = name[:40]
-            raise ValueError(f"unknown parameter {shown!r}{alternatives(shown, known)}")
+            raise ValueError(f"unknown parameter {shown!r}{alternatives(shown, QUERY)}")
         if count > 1:
             raise ValueError(f"{name} must be given once, got it {count} times")
-    given: dict[str, Any] = dict(pairs)
-    model = given.pop("model", next(iter(networks)))
+    return dict(query)
+
+
+def from_query(query: Mapping[str, str], networks: Networks) -> Request:
+    """Return the request of a program.
+
+    Args:
+        query: Perhaps ``model``, ``method`` and settings; see ``QUERY``.
+        networks: The networks to choose from; the first is the default.
+
+    Raises:
+        ValueError: A value is unknown or out of range, or the method does not have a setting.
+    """
+    model = query.get("model", next(iter(networks)))
     network = networks.get(model)
-    method = check_method(given.pop("method", network.methods[-1]), network.methods)
+    method = check_method(query.get("method", network.methods[-1]), network.methods)
     offered = [name for name in QUERY_SETTINGS if name in settings_of(method)]
+    given = {name: text for name, text in query.items() if name in QUERY_SETTINGS}
     for name in given:
         if name not in offered:
-            has = f"it has {', '.join(offered)}" if offered else "it has none"
-            raise ValueError(f"the method {method!r} has no setting {name!r}; {has}")
+            has = ", ".join(offered)
+            raise ValueError(f"the method {method!r} has no setting {name!r}; it has {has}")
     chosen = {name: value for name, value in network.chosen.items() if name in offered}
     if "mode" in given:
         chosen.pop("lr", None)  # each mode has its own

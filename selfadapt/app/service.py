@@ -46,7 +46,7 @@ from selfadapt.app.limits import (
     Limits,
 )
 from selfadapt.app.networks import Networks
-from selfadapt.app.requests import Request, from_query
+from selfadapt.app.requests import Request, check_query, from_query
 from selfadapt.app.run import reason, segment
 from selfadapt.app.uploads import decode
 from selfadapt.method import Stopped
@@ -201,11 +201,10 @@ class Service:
     async def segment(self, http: HttpRequest) -> Response:
         """Segment the image in the body."""
         try:
-            query = http.query_params.multi_items()
-            answer = {name: value for name, value in query if name in ("format", "probs")}
-            request = from_query([p for p in query if p[0] not in answer], self._networks)
-            form = choose_format(answer.get("format"), http.headers.get("accept", ""))
-            probs = answer.get("probs", "false")
+            query = check_query(http.query_params.multi_items())
+            request = from_query(query, self._networks)
+            form = choose_format(query.get("format"), http.headers.get("accept", ""))
+            probs = query.get("probs", "false")
             if probs not in ("true", "false") or (probs == "true" and form != "npz"):
                 raise ValueError(f"probs must be true or false, and needs format=npz, got {form}")
             with self._queue.job(PROGRAMS) as job:
