@@ -3,7 +3,12 @@
 import http.client
 import io
 import json
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -782,6 +787,34 @@ def test_a_server_that_shuts_down_stops_its_programs() -> None:
         answers = [job.result() for job in jobs]
         assert [answer.status_code for answer in answers] == [503, 503]
         assert "shutting down" in answers[0].text
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_server_cleanly_while_programs_wait(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "selfadapt", "serve", "--port", "0", "--device", "cpu"]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        address = re.search(r"http://[\d.:]+", process.stdout.readline())[0]
+        url, headers = f"{address}/v1/segment?steps=50", {"content-type": "image/png"}
+        with ThreadPoolExecutor(3) as pool:
+            sent = [
+                pool.submit(httpx.post, url, content=png(200, 300), headers=headers, timeout=60)
+                for _ in range(3)
+            ]
+            health = f"{address}/v1/health"
+            wait_for(lambda: httpx.get(health, timeout=60).json()["waiting"] >= 2, 60)
+            process.send_signal(signal.SIGINT)
+            err = process.communicate(timeout=60)[1]
+        for answer in sent:
+            assert answer.exception() or answer.result().status_code == 503
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert err.splitlines() == ["stopped"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """The networks on offer: those the server was started with, and published ones to download."""
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from threading import Lock
 from typing import Any
 from urllib.error import HTTPError
@@ -34,7 +33,11 @@ class OfferedNetwork:
 
     def __init__(self, model: nn.Module, chosen: Mapping[str, Any] | None = None) -> None:
         self.model, self.chosen = model, dict(chosen or {})
-        create_method("source", model)
+        result = create_method("source", model, compare=False)(torch.rand(3, 64, 64))
+        names = predicted_names(result.classes, result.num_classes)
+        colors = predicted_colors(result.classes, len(names))
+        self.classes: dict[str, Color] = dict(zip(names, colors, strict=True))
+        """Names and colours of the classes, in the order of their ids."""
         self.methods = tuple(name for name in METHODS if self._supports(name))
 
     @property
@@ -46,13 +49,6 @@ class OfferedNetwork:
     def device(self) -> str:
         """Type of the device that the network is on."""
         return next((value.device.type for value in self.model.parameters()), "cpu")
-
-    @cached_property
-    def classes(self) -> dict[str, Color]:
-        """Names and colours of the classes that it predicts, in the order of their ids."""
-        result = create_method("source", self.model, compare=False)(torch.rand(3, 64, 64))
-        names = predicted_names(result.classes, result.num_classes)
-        return dict(zip(names, predicted_colors(result.classes, len(names)), strict=True))
 
     def _supports(self, name: str) -> bool:
         if name == "ensemble":  # with a single network it equals SaN

@@ -379,7 +379,10 @@ class Page:
 
         network = self.networks.get(request.model)  # may be downloaded
         with self.queue.job(session) as job:
-            self.queue.enqueue(job).result()
+            turn = self.queue.enqueue(job)
+            if not turn.done():
+                progress(0, desc="waiting for an image of a program")
+            turn.result()
             return list(run(network, request, upload.image, watch, job.stop))
 
     def _results(self, request: Request, upload: Upload, outcomes: list[Outcome]) -> list[Any]:

@@ -105,6 +105,7 @@ class Service:
             description="Segment images with networks that adapt themselves to each image.",
             docs_url=None,
             redoc_url=None,
+            redirect_slashes=False,
             openapi_url=f"{PREFIX}openapi.json",
         )
         app.post(f"{PREFIX}segment", **segment_route())(self.segment)
