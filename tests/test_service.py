@@ -348,9 +348,11 @@ def test_the_description_loads_nothing_and_names_every_parameter(server: Served)
         ("format=", "unknown format ''"),
         (f"format={'x' * 5000}", "unknown format 'x{40}'"),
         ("format=png&format=png", "format must be given once"),
-        ("probs=true", "probs must be true or false, and needs format=npz, got png"),
-        ("format=json&probs=true", "needs format=npz, got json"),
-        ("format=npz&probs=1", "probs must be true or false"),
+        ("probs=true", "probs come with format=npz only, got format=png"),
+        ("format=json&probs=true", "with format=npz only, got format=json"),
+        ("format=npz&probs=1", "probs must be true or false, got '1'"),
+        ("probs=", "probs must be true or false, got ''"),
+        (f"probs={'x' * 5000}", "probs must be true or false, got 'x{39}"),
     ],
 )
 def test_parameters_are_refused_in_words(server: Served, query: str, words: str) -> None:
@@ -549,6 +551,7 @@ def test_a_token_is_required_where_there_is_one() -> None:
                 assert TOKEN not in answer.text
         right = {"authorization": f"Bearer {TOKEN}"}
         assert get(running, "health", **right).status_code == 200
+        assert get(running, "health", authorization=f"bearer {TOKEN}").status_code == 200
         assert post(running, headers=right, method="san").status_code == 200
         assert running.browser.get(running.address).status_code == 200  # the page has no accounts
 
@@ -814,7 +817,7 @@ def test_ctrl_c_ends_a_server_cleanly_while_programs_wait(tmp_path: Path) -> Non
         process.kill()
     assert process.returncode == 0
     assert err.splitlines() == ["stopped"]
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("selfadapt-*")) == []
 
 
 @pytest.mark.slow

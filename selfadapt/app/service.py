@@ -49,6 +49,7 @@ from selfadapt.app.networks import Networks
 from selfadapt.app.requests import Request, check_query, from_query
 from selfadapt.app.run import reason, segment
 from selfadapt.app.uploads import decode
+from selfadapt.checks import shortened
 from selfadapt.method import Stopped
 from selfadapt.methods import summary_of
 from selfadapt.modes import MAX_PIXELS
@@ -149,12 +150,14 @@ class Service:
             raise Refused(403, OFF)
         if self._token is None or scope["path"] in PUBLIC:
             return
-        given = header(scope, b"authorization").encode("latin-1")
-        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+        scheme, _, token = header(scope, b"authorization").partition(" ")
+        is_right = hmac.compare_digest(token.encode("latin-1"), self._token.encode())
+        if scheme.lower() != "bearer" or not is_right:
+            came = "another" if scheme else "none"
             raise Refused(
                 401,
                 "the header Authorization must be 'Bearer TOKEN' with the token of this server, "
-                + ("got another" if given else "got none"),
+                f"got {came}",
             )
 
     async def models(self) -> dict[str, Any]:
@@ -206,8 +209,10 @@ class Service:
             request = from_query(query, self._networks)
             form = choose_format(query.get("format"), http.headers.get("accept", ""))
             probs = query.get("probs", "false")
-            if probs not in ("true", "false") or (probs == "true" and form != "npz"):
-                raise ValueError(f"probs must be true or false, and needs format=npz, got {form}")
+            if probs not in ("true", "false"):
+                raise ValueError(f"probs must be true or false, got {shortened(probs, 40)}")
+            if probs == "true" and form != "npz":
+                raise ValueError(f"probs come with format=npz only, got format={form}")
             with self._queue.job(PROGRAMS) as job:
                 async with self._received_image(http) as file, self._stopped_if_gone(http, job):
                     await asyncio.wrap_future(self._queue.enqueue(job))
