@@ -76,7 +76,7 @@ def segment_route() -> dict[str, Any]:
     form = {"type": "object", "required": ["image"], "properties": {"image": binary}}
     bodies = {"image/*": binary, "multipart/form-data": form}
     return {
-        "summary": "Segment the image in the body.",
+        "summary": "Segment an image.",
         "openapi_extra": {
             "parameters": [
                 {

@@ -103,7 +103,8 @@ class Service:
         app = FastAPI(
             title="selfadapt",
             version=__version__,
-            description="Segment images with networks that adapt themselves to each image.",
+            description="Segment images with networks that adapt themselves to each image. Where "
+            "the server has a token, send it in the header 'Authorization: Bearer TOKEN'.",
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,
@@ -203,7 +204,7 @@ class Service:
         }
 
     async def segment(self, http: HttpRequest) -> Response:
-        """Segment the image in the body."""
+        """Segment the image in the body: a file of type image/..., or a form with field image."""
         try:
             query = check_query(http.query_params.multi_items())
             request = from_query(query, self._networks)
