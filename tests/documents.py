@@ -28,6 +28,8 @@ SHORT = {
     "demo": ["--looks", "haze", "--scenes=1", "--steps=0"],
 }  # fmt: skip
 """Flags that make commands end soon."""
+ADDRESS = "http://127.0.0.1:7860"
+"""Where ``selfadapt serve`` is reached."""
 ENDLESS = ("serve",)
 """Verbs that wait for someone: their commands are only parsed."""
 
@@ -45,10 +47,16 @@ def commands(page: Path) -> Iterator[list[str]]:
                 yield shlex.split(line, comments=True)[1:]
 
 
-def run_blocks(page: Path) -> dict[str, object]:
-    """Run the Python of a page in the working folder; return the names it defines."""
+def run_blocks(page: Path, address: str = ADDRESS) -> dict[str, object]:
+    """Run the Python of a page in the working folder; return the names it defines.
+
+    Args:
+        page: The page.
+        address: Of a server that answers in the place of ``ADDRESS``.
+    """
     names: dict[str, object] = {}
     for block in blocks(page, "python"):
+        block = block.replace(ADDRESS, address)
         exec(block.replace('weights="DEFAULT"', "weights=None, weights_backbone=None"), names)
     return names
 

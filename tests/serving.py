@@ -14,9 +14,9 @@ import uvicorn
 from torch import Tensor
 
 from conftest import TinyNet, seeded
+from selfadapt.app.jobs import JobQueue
 from selfadapt.app.limits import Limits
 from selfadapt.app.networks import OfferedNetwork
-from selfadapt.app.run import StopSignals
 from selfadapt.app.server import application, bind_socket, server_config
 
 LIMITS = Limits(megabytes=0.05, megapixels=0.02, max_pixels=64 * 96)
@@ -38,6 +38,7 @@ class Served:
 
     address: str
     model: Any
+    queue: JobQueue = field(default_factory=JobQueue)
     browser: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
 
     @cached_property
@@ -72,19 +73,22 @@ class Served:
 
 
 @contextmanager
-def served(limits: Limits = LIMITS, *, local: bool = True) -> Iterator[Served]:
+def served(
+    limits: Limits = LIMITS, token: str | None = None, *, local: bool = True
+) -> Iterator[Served]:
     """Run a server."""
     model = seeded(Paced, seed=7)  # SaN changes what it sees, so it is adapted
     networks = {"tiny": OfferedNetwork(model)}
+    queue = JobQueue()
     with (
         bind_socket("127.0.0.1", 0) as listening,
-        application(networks, limits, StopSignals(), local=local) as app,
+        application(networks, limits, queue, token, local=local) as app,
     ):
         server = uvicorn.Server(server_config(app, log_level="critical"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:
-            yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", model)
+            yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", model, queue)
         finally:
             server.should_exit = True
             thread.join(30)

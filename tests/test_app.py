@@ -26,12 +26,13 @@ from torch import Tensor, nn
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
 from selfadapt import SelfAdapt
 from selfadapt.app import charts, viewer
+from selfadapt.app.jobs import JobQueue
 from selfadapt.app.limits import MAX_FETCHED, Limits
 from selfadapt.app.masks import masks_zip
 from selfadapt.app.networks import Networks, OfferedNetwork, check_online
 from selfadapt.app.page import Page
 from selfadapt.app.requests import SETTINGS, Request, defaults, validated
-from selfadapt.app.run import Outcome, StopSignals, mean_iou, run
+from selfadapt.app.run import Outcome, mean_iou, run
 from selfadapt.app.uploads import Upload, read_upload
 from selfadapt.cli import main
 from selfadapt.cost import Estimate
@@ -365,23 +366,24 @@ def test_methods_are_run_one_after_the_other_and_told_of(image: Tensor) -> None:
 
 def test_a_stop_ends_at_the_next_step_and_leaves_no_trace(image: Tensor) -> None:
     tiny = seeded(TinyNet, seed=3)
-    stops, before, taken = StopSignals(), snapshot(tiny), []
-    event = stops.begin("me")
-    assert not stops.stop("somebody else")
+    queue, before, taken = JobQueue(), snapshot(tiny), []
 
     def watch(name: str, step: int, steps: int, loss: float | None) -> None:
         taken.append(step)
         if step == 2:
-            assert stops.stop("me")
+            assert queue.stop_session("me")
 
     request = Request(model="tiny", methods={"self-adapt": {"steps": 9, "alpha": 0.5}, "tent": {}})
-    with pytest.raises(Stopped):
-        list(run(OfferedNetwork(tiny), request, image, watch, event))
+    with queue.job("me") as job:
+        queue.enqueue(job).result(0)
+        assert not queue.stop_session("somebody else")
+        with pytest.raises(Stopped):
+            list(run(OfferedNetwork(tiny), request, image, watch, job.stop))
     assert taken == [0, 1, 2]
     assert_same(before, snapshot(tiny))
-    stops.done("me")
-    assert not stops.stop("me")
-    assert not stops.begin("me").is_set()
+    assert not queue.stop_session("me")
+    with queue.job("me") as job:
+        assert not job.stop.is_set()
 
 
 def test_a_network_offers_the_methods_it_takes(tiny: nn.Module) -> None:
@@ -588,7 +590,7 @@ def test_the_page_says_what_would_be_faster_where_it_takes_long(
 ) -> None:
     estimate = Estimate(seconds=60, plain_seconds=1, step_seconds=5, num_bytes=0)
     monkeypatch.setattr(Method, "estimate", lambda *_: estimate)
-    page = Page(Networks({"tiny": OfferedNetwork(tiny)}), LIMITS, tmp_path, StopSignals())
+    page = Page(Networks({"tiny": OfferedNetwork(tiny)}), LIMITS, tmp_path, JobQueue())
     upload = Upload(random_image(32, 48), (32, 48))
     request = validated("tiny", OFFERED, "self-adapt", [], GOOD | {"steps": 10})
     text = page._estimate(upload, request)
@@ -623,7 +625,7 @@ def test_a_rendered_street_is_recognised_and_scored(tmp_path: Path) -> None:
         Networks({"streets": OfferedNetwork(open_model("streets"))}),
         LIMITS,
         tmp_path,
-        StopSignals(),
+        JobQueue(),
     )
     file = Path(page.street("rain", 3))
     upload = read_upload(file, LIMITS)
@@ -769,5 +771,9 @@ def test_ctrl_c_ends_a_server_cleanly_while_a_page_is_open(tmp_path: Path) -> No
     finally:
         process.kill()
     assert process.returncode == 0
-    assert err.splitlines() == ["note: everyone who can reach 0.0.0.0 can use the app", "stopped"]
+    assert err.splitlines() == [
+        "note: everyone who can reach 0.0.0.0 can use the app",
+        "note: the interface for programs is off, it needs a token: set SELFADAPT_TOKEN",
+        "stopped",
+    ]
     assert list(tmp_path.glob("selfadapt-*")) == []

@@ -14,14 +14,17 @@ from urllib.parse import unquote, urlsplit
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from PIL import Image
 
-from documents import ROOT, blocks, prepare, run_blocks, run_commands
+from documents import ADDRESS, ROOT, blocks, prepare, run_blocks, run_commands
 from selfadapt import METHODS
 from selfadapt.recipes import shipped_recipes
 from selfadapt.report.published import published
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+PROGRAMS = DOCS / "service.md"
+"""Its requests need a server."""
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
 LOADING = {"script": "src", "img": "src", "source": "src", "iframe": "src", "link": "href"}
 """Tags that load something, and where they say what."""
@@ -118,7 +121,31 @@ def test_the_reference_has_the_docstrings(site: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_the_page_on_programs_shows_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gradio", reason="needs the extra app")
+    from serving import served
+
+    monkeypatch.chdir(tmp_path)
+    prepare()
+    with served() as server:
+        names = run_blocks(PROGRAMS, server.address)
+        assert set(names["arrays"]) == {"label", "confidence", "classes"}
+        lines = "".join(blocks(PROGRAMS, "console")).splitlines()
+        requests = [line for line in lines if line.startswith(f"$ curl -fsS {ADDRESS}")]
+        requests += [line for line in lines if line.startswith(f"$ curl -fsS '{ADDRESS}")]
+        assert len(requests) == 2
+        if shutil.which("curl") is None:
+            pytest.skip("needs curl")
+        for line in requests:
+            command = line.removeprefix("$ ").replace(ADDRESS, server.address)
+            subprocess.run(command, shell=True, check=True, stdout=subprocess.DEVNULL)
+        assert Image.open("label.png").size == Image.open("street.jpg").size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in PAGES if p != PROGRAMS], ids=lambda page: page.stem)
 def test_what_a_page_shows_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,16 +14,28 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import parse_qs
 
+from selfadapt.app.asgi import (
+    TOO_LARGE,
+    Application,
+    Message,
+    Receive,
+    Refused,
+    Send,
+    header,
+    is_local_request,
+    receive_body,
+    refuse,
+    replay,
+    with_headers,
+)
 from selfadapt.app.limits import (
-    BODY_BYTES_S,
-    BODY_S,
     EXPIRY_S,
     MAX_DEPTH,
     MAX_FILES,
@@ -37,11 +49,6 @@ from selfadapt.app.limits import (
     UPLOAD_OVERHEAD,
 )
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
-
 READ = re.compile(
     r"/|/(config|theme\.css|favicon\.ico|robots\.txt|manifest\.json)|/(assets|static)/[\w./@-]{1,200}"
     r"|/gradio_api/(info|startup-events|queue/data|upload_progress|theme\.css|app_id)"
@@ -51,28 +58,17 @@ READ = re.compile(
 FILE, UPLOAD = "/gradio_api/file=", "/gradio_api/upload"
 JOIN, EVENTS = "/gradio_api/queue/join", "/gradio_api/queue/data"
 SESSION = re.compile(r"\w{1,64}", re.ASCII)
-LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 COOKIE = "selfadapt-visitor"
 NO_FILE = "this file does not exist any more; upload the image again"
 NO_SESSION = "unknown session"
-TOO_LARGE = "this is too large"
 TICKET = "selfadapt.ticket"
 """Key of the scope of a request."""
-CHUNK = 2**18
 HEADERS = {
     "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-
-
-class Refused(Exception):
-    """A request that is not passed on to Gradio."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 @dataclass
@@ -153,11 +149,11 @@ class Gate:
             headers["set-cookie"] = f"{COOKIE}={cookie}; HttpOnly; SameSite=Strict; Path=/"
         if cookie in self._visitors:
             self._remember(self._visitors[cookie])
-        send = _with_headers(send, headers)
+        send = with_headers(send, headers)
         try:
             await self._answer(scope, receive, send, cookie)
         except Refused as refused:
-            await _refuse(send, refused, as_json=scope["path"] == JOIN)
+            await refuse(send, refused, as_json=scope["path"] == JOIN)
 
     def _visitor(self, cookie: str) -> Visitor:
         """Return a visitor who is remembered, else a new one."""
@@ -177,7 +173,7 @@ class Gate:
     async def _answer(self, scope: Message, receive: Receive, send: Send, cookie: str) -> None:
         """Pass on an allowed request; raise Refused for all others."""
         method, path, visitor = scope["method"], scope["path"], self._visitor(cookie)
-        if self._local and not _is_local(scope):
+        if self._local and not is_local_request(scope):
             raise Refused(403, "only pages served by this machine may send requests")
         if method in ("GET", "HEAD") and path.startswith(FILE):
             self._check_file(path.removeprefix(FILE), visitor)
@@ -195,7 +191,7 @@ class Gate:
             return
         elif method == "POST" and path in (JOIN, "/gradio_api/cancel", "/gradio_api/reset"):
             with tempfile.SpooledTemporaryFile(MAX_JSON_BYTES) as file:
-                await _receive_body(receive, file, MAX_JSON_BYTES)
+                await receive_body(receive, file, MAX_JSON_BYTES)
                 request = _json(file.read())
             visitor = self._visitor(cookie)  # may have been remembered meanwhile
             if path == JOIN:
@@ -213,9 +209,9 @@ class Gate:
 
         Gradio leaves its temporary file behind if an upload is cut off or malformed.
         """
-        if not _header(scope, b"content-type").startswith("multipart/form-data; boundary="):
+        if not header(scope, b"content-type").startswith("multipart/form-data; boundary="):
             raise Refused(415, "a file must be sent as multipart/form-data")
-        length = _header(scope, b"content-length")
+        length = header(scope, b"content-length")
         if length.isdecimal() and int(length) > self._max_upload:
             raise Refused(413, TOO_LARGE)
         self._check_room()
@@ -224,12 +220,12 @@ class Gate:
         self._uploading.append(visitor.cookie)
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
-                await _receive_body(receive, file, self._max_upload)
+                await receive_body(receive, file, self._max_upload)
                 answer: list[Message] = []
                 record = _record_files(_append_to(answer), visitor)
                 async with self._upload_lock:
                     try:
-                        await self._application(scope, _replay(file, receive), record)
+                        await self._application(scope, replay(file, receive), record)
                     finally:
                         # Files that were uploaded are moved to folders of their own.
                         for left in self._folder.glob("tmp*"):
@@ -297,7 +293,7 @@ class Gate:
         """Return a receive callable that gives checked JSON, so that only this is passed on."""
         for path in _values(request, "path"):
             self._check_file(path, visitor)
-        return _replay(io.BytesIO(json.dumps(request, ensure_ascii=False).encode()), receive)
+        return replay(io.BytesIO(json.dumps(request, ensure_ascii=False).encode()), receive)
 
     def _checked_session(self, request: dict[str, Any]) -> str:
         """Return the session of an event; raise Refused unless the page has such an event."""
@@ -381,23 +377,22 @@ def _children(node: Any) -> Iterable[Any]:
     return node if isinstance(node, list) else ()
 
 
-def _header(scope: Message, name: bytes) -> str:
-    return dict(scope["headers"]).get(name, b"").decode("latin-1")
+def _append_to(messages: list[Message]) -> Send:
+    """Return a send callable that keeps an answer, to be sent later."""
+
+    async def append(message: Message) -> None:
+        messages.append(message)
+
+    return append
 
 
 def _cookie(scope: Message) -> str | None:
     """Return the visitor's cookie, or None for a new visitor."""
     try:
-        visitor = SimpleCookie(_header(scope, b"cookie")).get(COOKIE)
+        visitor = SimpleCookie(header(scope, b"cookie")).get(COOKIE)
     except CookieError:
         return None
     return visitor.value if visitor and re.fullmatch(r"[\w-]{22}", visitor.value) else None
-
-
-def _is_local(scope: Message) -> bool:
-    """Return True if a request is to a loopback host name and from a page of this server."""
-    host, origin = _header(scope, b"host"), _header(scope, b"origin")
-    return LOCAL.fullmatch(host) is not None and origin in ("", f"http://{host}")
 
 
 def _json(body: bytes) -> dict[str, Any]:
@@ -415,73 +410,3 @@ def _json(body: bytes) -> dict[str, Any]:
     if level:
         raise Refused(400, f"the body must have at most {MAX_DEPTH} levels of JSON")
     return request
-
-
-async def _receive_body(receive: Receive, file: IO[bytes], max_bytes: int) -> None:
-    """Write the whole body of a request to a file, and rewind it."""
-    try:
-        async with asyncio.timeout(BODY_S + max_bytes / BODY_BYTES_S):
-            more = True
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Refused(400, "the body is cut off")
-                file.write(message.get("body", b""))
-                if file.tell() > max_bytes:
-                    raise Refused(413, TOO_LARGE)
-                more = message.get("more_body", False)
-    except TimeoutError:
-        raise Refused(408, "the body takes too long to arrive") from None
-    file.seek(0)
-
-
-def _replay(file: IO[bytes], receive: Receive) -> Receive:
-    """Return a receive callable that gives a body that was already read, then what follows."""
-    more = True
-
-    async def replay() -> Message:
-        nonlocal more
-        if not more:
-            return await receive()
-        body = file.read(CHUNK)
-        more = len(body) == CHUNK
-        return {"type": "http.request", "body": body, "more_body": more}
-
-    return replay
-
-
-def _append_to(messages: list[Message]) -> Send:
-    """Return a send callable that keeps an answer, to be sent later."""
-
-    async def append(message: Message) -> None:
-        messages.append(message)
-
-    return append
-
-
-def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
-    """Return a send callable that adds headers and removes those for cross-origin access."""
-
-    async def add(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            kept = {
-                name.lower(): (name, value)
-                for name, value in message.get("headers", ())
-                if not name.lower().startswith(b"access-control-")
-            }
-            new = {
-                name.encode(): (name.encode(), value.encode()) for name, value in headers.items()
-            }
-            message = {**message, "headers": [*(new | kept).values()]}
-        await send(message)
-
-    return add
-
-
-async def _refuse(send: Send, refused: Refused, *, as_json: bool) -> None:
-    """Send a refusal; the page shows one of an event if it is the ``detail`` of JSON."""
-    kind = b"application/json" if as_json else b"text/plain; charset=utf-8"
-    body = json.dumps({"detail": str(refused)}) if as_json else str(refused)
-    headers = [(b"content-type", kind)]
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body.encode()})

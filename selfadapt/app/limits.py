@@ -69,9 +69,21 @@ MAX_VISITORS = 10_000
 MAX_SESSIONS = 100
 """Beyond this number of open pages, the oldest of a visitor are forgotten."""
 MAX_QUEUE = 20
-"""Maximum number of waiting events of all visitors; those that stop a run do not count."""
+"""Maximum number of waiting events of all visitors; those that stop a run do not count. Also that
+of waiting images of programs."""
 MAX_PENDING = {"adapt": 2, "stop": 10, "other": 10}
 """Maximum number of waiting or running events of a visitor, by their kind."""
+
+# the interface for programs
+
+MAX_RUNNING = 1
+"""Maximum number of images that are adapted to at a time, of the page and of programs."""
+MIN_TOKEN, MAX_TOKEN = 16, 256
+"""Length of a token."""
+MAX_PROBS_BYTES = 2**28
+"""Maximum size of the probabilities of an image."""
+MAX_NOTE, MAX_HEADER = 300, 2000
+"""Maximum length of a note in a header, and of all."""
 
 # memory and disk
 

@@ -1,4 +1,4 @@
-"""The networks of the page: those the server was started with, and published ones to download."""
+"""The networks on offer: those the server was started with, and published ones to download."""
 
 from collections.abc import Iterator, Mapping
 from threading import Lock
@@ -6,9 +6,11 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import torch
 from torch import nn
 
 from selfadapt.app.limits import MAX_FETCHED
+from selfadapt.labels import Color, predicted_colors, predicted_names
 from selfadapt.methods import METHODS, create_method
 from selfadapt.models import open_model
 from selfadapt.models.trained import TRAINED
@@ -31,7 +33,11 @@ class OfferedNetwork:
 
     def __init__(self, model: nn.Module, chosen: Mapping[str, Any] | None = None) -> None:
         self.model, self.chosen = model, dict(chosen or {})
-        create_method("source", model)
+        result = create_method("source", model, compare=False)(torch.rand(3, 64, 64))
+        names = predicted_names(result.classes, result.num_classes)
+        colors = predicted_colors(result.classes, len(names))
+        self.classes: dict[str, Color] = dict(zip(names, colors, strict=True))
+        """Names and colours of the classes, in the order of their ids."""
         self.methods = tuple(name for name in METHODS if self._supports(name))
 
     @property

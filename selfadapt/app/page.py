@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +17,20 @@ from PIL import Image as PILImage
 from torch import Tensor
 
 from selfadapt.app import charts
-from selfadapt.app.limits import MAX_LR, MAX_METHODS, MAX_RENDERED, MAX_SEED, MAX_STEPS, Limits
+from selfadapt.app.jobs import JobQueue
+from selfadapt.app.limits import (
+    MAX_LR,
+    MAX_METHODS,
+    MAX_RENDERED,
+    MAX_RUNNING,
+    MAX_SEED,
+    MAX_STEPS,
+    Limits,
+)
 from selfadapt.app.masks import masks_zip
 from selfadapt.app.networks import Networks, OfferedNetwork
 from selfadapt.app.requests import (
+    HELP,
     SCALES,
     SETTINGS,
     Request,
@@ -29,7 +38,7 @@ from selfadapt.app.requests import (
     defaults,
     validated,
 )
-from selfadapt.app.run import Outcome, StopSignals, run
+from selfadapt.app.run import Outcome, reason, run
 from selfadapt.app.uploads import FORMATS, Upload, read_upload
 from selfadapt.app.viewer import WEB, viewer_data
 from selfadapt.checks import check_number
@@ -41,7 +50,6 @@ from selfadapt.progress import duration
 from selfadapt.streets import LOOKS, render
 from selfadapt.views import size_of
 
-LOG = logging.getLogger(__name__)
 FIRST_STREET = "night", 4
 HOUR_S = 3600
 LONG_S = 5
@@ -62,13 +70,11 @@ class Page:
         networks: The networks to choose from.
         limits: Limits on the size of images.
         folder: Folder of Gradio's files, which Gradio also cleans up.
-        stops: The running sessions.
+        queue: The queue of images.
     """
 
-    def __init__(
-        self, networks: Networks, limits: Limits, folder: Path, stops: StopSignals
-    ) -> None:
-        self.networks, self.limits, self.folder, self.stops = networks, limits, folder, stops
+    def __init__(self, networks: Networks, limits: Limits, folder: Path, queue: JobQueue) -> None:
+        self.networks, self.limits, self.folder, self.queue = networks, limits, folder, queue
         self._read = lru_cache(maxsize=4)(partial(read_upload, limits=limits))
         self._method = lru_cache(maxsize=16)(self._create_method)
         self._rendered: dict[bytes, tuple[str, int]] = {}
@@ -123,7 +129,7 @@ class Page:
             example = silent(blocks.load, self.example, None, results)
             running = event(
                 start.click, self.adapt, inputs, [status, *results], show_progress_on=status,
-                concurrency_limit=1,
+                concurrency_limit=MAX_RUNNING,
             )  # fmt: skip
             silent(stop.click, self.stop, None, status, concurrency_limit=None)
             silent(stop.click, cancels=running)
@@ -198,23 +204,23 @@ class Page:
         controls = {
             "alpha": gr.Slider(
                 0, 1, values["alpha"], step=0.05, label="alpha", elem_id="alpha",
-                info="Weight of the image's statistics in normalisation. 0: as trained.",
+                info=HELP["alpha"],
             ),
             "psi": gr.Slider(
                 0, 1, values["psi"], step=0.05, label="psi", elem_id="psi",
-                info="Confidence a pixel must reach, relative to the most confident of its class.",
+                info=HELP["psi"],
             ),
             "lr": gr.Number(
                 values["lr"], step=0.001, minimum=0, maximum=MAX_LR, label="lr", elem_id="lr",
-                info="Learning rate of the gradient steps.",
+                info=HELP["lr"],
             ),
             "steps": gr.Slider(
                 0, MAX_STEPS, values["steps"], step=1, label="steps", elem_id="steps",
-                info="Gradient steps. More take longer.",
+                info=HELP["steps"],
             ),
             "scales": gr.CheckboxGroup(
                 list(SCALES), value=list(values["scales"]), label="scales", elem_id="scales",
-                info="Sizes of the views, each as it is and flipped in gray.",
+                info=HELP["scales"],
             ),
         }  # fmt: skip
         for name, control in controls.items():
@@ -371,12 +377,13 @@ class Page:
             text = f"{name}: step {step} of {steps}, loss {loss:.3g}" if loss is not None else name
             progress(done, desc=text)
 
-        stop = self.stops.begin(session)
-        try:
-            network = self.networks.get(request.model)
-            return list(run(network, request, upload.image, watch, stop))
-        finally:
-            self.stops.done(session)
+        network = self.networks.get(request.model)  # may be downloaded
+        with self.queue.job(session) as job:
+            turn = self.queue.enqueue(job)
+            if not turn.done():
+                progress(0, desc="waiting for an image of a program")
+            turn.result()
+            return list(run(network, request, upload.image, watch, job.stop))
 
     def _results(self, request: Request, upload: Upload, outcomes: list[Outcome]) -> list[Any]:
         file = self._new_file("masks.zip")
@@ -411,12 +418,12 @@ class Page:
 
     def stop(self, request: gr.Request) -> str:
         """Stop the user's run at its next step."""
-        self.stops.stop(str(request.session_hash))
+        self.queue.stop_session(str(request.session_hash))
         return STOPPED
 
     def disconnect(self, request: gr.Request) -> None:
         """Stop the run of a user who has closed the page."""
-        self.stops.stop(str(request.session_hash))
+        self.queue.stop_session(str(request.session_hash))
 
     def select_method(self, model: object, method: object) -> list[Any]:
         """Describe a method, and set the controls to its defaults."""
@@ -489,17 +496,7 @@ def _user_errors() -> Iterator[None]:
         yield
     except Stopped as error:
         raise gr.Error("stopped", print_exception=False) from error
-    except ValueError as error:
-        raise gr.Error(str(error), print_exception=False) from error
     except gr.Error:
         raise
-    except torch.OutOfMemoryError as error:
-        LOG.warning("out of memory: %s", error)
-        raise gr.Error(
-            "the server is out of memory: try a smaller image", print_exception=False
-        ) from error
     except Exception as error:
-        LOG.exception("a request failed")
-        raise gr.Error(
-            "internal error; see the log of the server", print_exception=False
-        ) from error
+        raise gr.Error(reason(error), print_exception=False) from error

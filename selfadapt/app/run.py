@@ -9,8 +9,9 @@ Example:
     ('tent', (32, 48), 1)
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
@@ -23,7 +24,9 @@ from selfadapt.labels import STREETS_9, predicted_names
 from selfadapt.method import Method, Stopped
 from selfadapt.methods import create_method
 from selfadapt.metrics import confusion_matrix, iou
+from selfadapt.result import Result
 
+LOG = logging.getLogger(__name__)
 Watch = Callable[[str, int, int, float | None], None]
 """Called with the method's name, the steps taken, the number of steps and the last loss."""
 
@@ -54,39 +57,6 @@ class Outcome:
         return (self.label != self.source_label).float().mean().item()
 
 
-@dataclass
-class StopSignals:
-    """Running sessions, each with an event that stops it."""
-
-    events: dict[str, Event] = field(default_factory=dict)
-    shutting_down: bool = False
-    """The server is shutting down: new runs are stopped at once."""
-
-    def begin(self, session: str) -> Event:
-        """Register a run; return the event that is set to stop it."""
-        event = self.events[session] = Event()
-        if self.shutting_down:
-            event.set()
-        return event
-
-    def stop(self, session: str) -> bool:
-        """Stop the run of a session at its next step; return True if there is one."""
-        if (event := self.events.get(session)) is None:
-            return False
-        event.set()
-        return True
-
-    def stop_all(self) -> None:
-        """Stop all runs, including those that begin later."""
-        self.shutting_down = True
-        for event in list(self.events.values()):
-            event.set()
-
-    def done(self, session: str) -> None:
-        """Remove a session whose run has ended."""
-        self.events.pop(session, None)
-
-
 def run(
     network: OfferedNetwork,
     request: Request,
@@ -107,18 +77,8 @@ def run(
         Stopped: ``stop`` was set.
     """
     for name, settings in request.methods.items():
-        method = create_method(name, network.model, max_pixels=image[0].numel(), **settings)
-        steps = getattr(method, "steps", 0)
-
-        def on_step(number: int, loss: float | None, name: str = name, steps: int = steps) -> None:
-            if stop is not None and stop.is_set():
-                raise Stopped
-            watch(name, number, steps, loss)
-
-        on_step(0, None)
-        if isinstance(method, Method):
-            method.on_step = on_step
-        result = method(image)
+        size = {"max_pixels": image[0].numel()}
+        result = segment(network, name, settings | size, image, watch, stop)
         source, pseudo = result.source_label, result.pseudo_label
         yield Outcome(
             method=name,
@@ -133,6 +93,40 @@ def run(
             quality=result.quality,
             notes=result.notes,
         )
+
+
+def segment(
+    network: OfferedNetwork,
+    name: str,
+    settings: Mapping[str, Any],
+    image: Tensor,
+    watch: Watch = lambda *_: None,
+    stop: Event | None = None,
+) -> Result:
+    """Run a method on an image; see ``run``."""
+    method = create_method(name, network.model, **settings)
+    steps = getattr(method, "steps", 0)
+
+    def on_step(number: int, loss: float | None) -> None:
+        if stop is not None and stop.is_set():
+            raise Stopped
+        watch(name, number, steps, loss)
+
+    on_step(0, None)
+    if isinstance(method, Method):
+        method.on_step = on_step
+    return method(image)
+
+
+def reason(error: Exception) -> str:
+    """Return what visitors and programs are told of an error; the details are logged."""
+    if isinstance(error, ValueError):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        LOG.warning("out of memory: %s", error)
+        return "the server is out of memory: try a smaller image"
+    LOG.error("a request failed", exc_info=error)
+    return "internal error; see the log of the server"
 
 
 def mean_iou(label: Tensor, ground_truth: Tensor, names: tuple[str, ...]) -> float | None:

@@ -1,4 +1,4 @@
-"""The server: the page behind its request filter, on the loopback address by default."""
+"""The server: the page and the interface for programs, on the loopback address by default."""
 
 import asyncio
 import logging
@@ -18,11 +18,13 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from selfadapt.app.asgi import Application, Message, Receive, Send
 from selfadapt.app.gate import TICKET, Event, Gate, Ticket
+from selfadapt.app.jobs import JobQueue
 from selfadapt.app.limits import MAX_CONNECTIONS, REQUEST_S, Limits
 from selfadapt.app.networks import Networks, OfferedNetwork
 from selfadapt.app.page import Page
-from selfadapt.app.run import StopSignals
+from selfadapt.app.service import PREFIX, Service
 from selfadapt.app.viewer import WEB
 from selfadapt.checks import check_number
 
@@ -35,22 +37,24 @@ FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
 def application(
     networks: Mapping[str, OfferedNetwork],
     limits: Limits,
-    stops: StopSignals,
+    queue: JobQueue,
+    token: str | None = None,
     *,
     local: bool = True,
-) -> Iterator[Gate]:
+) -> Iterator[Application]:
     """Context manager of the application; uploads and results are deleted on exit.
 
     Args:
         networks: The networks to choose from, by name. If ``local``, published networks are
             offered as well.
         limits: Limits on the size of images.
-        stops: The running sessions.
-        local: Answer only requests to loopback host names.
+        queue: The queue of images.
+        token: What programs must send, if given.
+        local: Answer only requests to loopback host names. If False, programs need a token.
     """
     with tempfile.TemporaryDirectory(prefix="selfadapt-") as name, _gradio_environment(Path(name)):
         offered = Networks(networks, fetch=local)
-        page = Page(offered, limits, Path(name), stops)
+        page = Page(offered, limits, Path(name), queue)
         example = Thread(target=_prepare, args=(page,))  # before the first visitor
         example.start()
         blocks = page.build()
@@ -76,12 +80,20 @@ def application(
             for number, event in blocks.fns.items()
             if event.fn is not None
         }
+        gate = Gate(
+            app, events, partial(_pending, blocks), limits.num_bytes, Path(name), local=local
+        )
+        loaded = Networks(networks, fetch=False)
+        service = Service(loaded, limits, queue, Path(name), token, local=local)
+
+        async def dispatch(scope: Message, receive: Receive, send: Send) -> None:
+            is_program = scope["type"] == "http" and scope["path"].startswith(PREFIX)
+            await (service if is_program else gate)(scope, receive, send)
+
         try:
-            yield Gate(
-                app, events, partial(_pending, blocks), limits.num_bytes, Path(name), local=local
-            )
+            yield dispatch
         finally:
-            stops.stop_all()
+            queue.stop_all()
             example.join()  # its files are in the folder
 
 
@@ -138,29 +150,31 @@ def serve(
     limits: Limits,
     host: str = LOOPBACK,
     port: int = 7860,
+    token: str | None = None,
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serve the page until Ctrl-C or SIGTERM.
+    """Serve the page and the interface for programs until Ctrl-C or SIGTERM.
 
     Args:
         networks: The networks to choose from, by name.
         limits: Limits on the size of images.
         host: Address to listen on.
         port: Port to listen on; 0: any free port.
+        token: What programs must send. None: nothing; beyond this machine they are refused.
         ready: Called with the URL of the page once it can be reached.
     """
-    stops, local = StopSignals(), is_local(host)
+    queue, local = JobQueue(), is_local(host)
     with (
         bind_socket(host, port) as listener,
-        application(networks, limits, stops, local=local) as app,
+        application(networks, limits, queue, token, local=local) as app,
     ):
         config = server_config(app)
         name = f"[{host}]" if ":" in host else host
         ready(f"http://{name}:{listener.getsockname()[1]}")
-        _Server(config, stops).run(sockets=[listener])
+        _Server(config, queue).run(sockets=[listener])
 
 
-def server_config(app: Gate, log_level: str = "error") -> uvicorn.Config:
+def server_config(app: Application, log_level: str = "error") -> uvicorn.Config:
     """Return the settings of the server of an application."""
     return uvicorn.Config(
         app,
@@ -192,16 +206,16 @@ class _Server(uvicorn.Server):
 
     Args:
         config: Settings of the server.
-        stops: The running sessions.
+        queue: The queue of images.
     """
 
-    def __init__(self, config: uvicorn.Config, stops: StopSignals) -> None:
+    def __init__(self, config: uvicorn.Config, queue: JobQueue) -> None:
         super().__init__(config)
-        self._stops = stops
+        self._queue = queue
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Shut down gracefully; at once on the second signal."""
-        self._stops.stop_all()
+        self._queue.stop_all()
         self.force_exit, self.should_exit = self.should_exit, True
         logging.getLogger("uvicorn.error").disabled = True  # open pages are not an error
 

@@ -5,6 +5,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from PIL import Image as PILImage
 from PIL import UnidentifiedImageError
@@ -46,21 +47,34 @@ def read_upload(path: str | os.PathLike[str], limits: Limits) -> Upload:
     Raises:
         ValueError: The file is too large, too small or not an image.
     """
-    if (num_bytes := Path(path).stat().st_size) > limits.num_bytes:
+    with Path(path).open("rb") as file:
+        image, kind = decode(file, limits)
+    png = _as_png(image, limits) if kind == "TIFF" else None
+    return Upload(within_budget(image, "paper", limits.max_pixels), size_of(image), png)
+
+
+def decode(file: IO[bytes], limits: Limits) -> tuple[Tensor, str]:
+    """Return the image in a file, raw ``(3, H, W)`` at its own size, and its format.
+
+    Raises:
+        ValueError: The file is too large, too small or not an image.
+    """
+    if (num_bytes := file.seek(0, os.SEEK_END)) > limits.num_bytes:
         raise ValueError(
             f"an image file may have {limits.megabytes:g} MB, this one has "
             f"{num_bytes / 2**20:.1f}; send a smaller one"
         )
-    _check_scans(Path(path))
+    file.seek(0)
+    _check_scans(file)
+    file.seek(0)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PILImage.DecompressionBombWarning)
-            with PILImage.open(path, formats=FORMATS) as picture:
+            with PILImage.open(file, formats=FORMATS) as picture:
                 _check_pixels(picture, limits)
                 if isinstance(picture, TiffImageFile):
                     _check_tiles(picture, limits)
-                image = _decoded(picture)
-                png = _as_png(image, limits) if picture.format == "TIFF" else None
+                return _decoded(picture), str(picture.format)
     except UnidentifiedImageError as error:
         raise ValueError(
             f"this is not an image file that can be read; send {', '.join(FORMATS)}"
@@ -69,8 +83,6 @@ def read_upload(path: str | os.PathLike[str], limits: Limits) -> Upload:
         raise ValueError(_too_many(limits)) from error
     except OSError as error:
         raise ValueError(DAMAGED) from error
-    small = within_budget(image, "paper", limits.max_pixels)
-    return Upload(small, size_of(image), png)
 
 
 def _decoded(picture: PILImage.Image) -> Tensor:
@@ -89,12 +101,11 @@ def _as_png(image: Tensor, limits: Limits) -> bytes:
     return png
 
 
-def _check_scans(path: Path) -> None:
+def _check_scans(file: IO[bytes]) -> None:
     """Raise ValueError if a file is a JPEG of many scans, which would take minutes to decode."""
-    with path.open("rb") as file:
-        if file.read(3) != b"\xff\xd8\xff":
-            return
-        content = b"\xff" + file.read()
+    if file.read(3) != b"\xff\xd8\xff":
+        return
+    content = b"\xff" + file.read()
     num_scans, position = 0, 0
     for _ in range(MAX_SEGMENTS):
         marker = MARKER.search(content, position)

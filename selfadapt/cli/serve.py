@@ -1,5 +1,6 @@
 """``selfadapt serve``: the web app."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ def _serve_arguments(parser: ArgumentParser) -> None:
         "everyone who can reach it.",
     )
     parser.add_argument(
+        "--token",
+        help="Token that programs must send. Other users of this machine can see it: rather set "
+        "the environment variable SELFADAPT_TOKEN. Without one, programs are answered on this "
+        "machine only.",
+    )
+    parser.add_argument(
         "--max-mb",
         type=float,
         default=Limits.megabytes,
@@ -49,7 +56,11 @@ def _serve(args: Namespace) -> int:
     import_optional("gradio", "app")
     from selfadapt.app.networks import OfferedNetwork
     from selfadapt.app.server import is_local, serve
+    from selfadapt.app.service import check_token
 
+    token = os.environ.get("SELFADAPT_TOKEN") if args.token is None else args.token
+    if token is not None:
+        check_token(token)
     args.model = args.model or [SHIPPED]
     models = open_models(args)
     device = next(models[0].parameters()).device.type
@@ -69,7 +80,10 @@ def _serve(args: Namespace) -> int:
             raise ValueError(str(error)) from error
     if not is_local(args.host):
         print(f"note: everyone who can reach {args.host} can use the app", file=sys.stderr)
-    serve(networks, limits, args.host, args.port, _print_address)
+        if token is None:
+            off = "note: the interface for programs is off, it needs a token: set SELFADAPT_TOKEN"
+            print(off, file=sys.stderr)
+    serve(networks, limits, args.host, args.port, token, _print_address)
     print("stopped", file=sys.stderr)
     return 0
 

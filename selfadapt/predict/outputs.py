@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -248,23 +248,31 @@ def write_png(picture: PILImage.Image, path: Path, kind: str) -> None:
 
 
 def write_probs(probs: Tensor | ResizedMap, names: Sequence[str], path: Path) -> None:
-    """Write ``probs`` ``(C, H, W)`` as float16 and the names of the classes to an ``.npz`` file.
+    """Write ``probs`` ``(C, H, W)`` as float16 and the names of the classes to an ``.npz`` file."""
+    with atomic_write(path) as temporary, open_npz(temporary) as archive:
+        add_probs(archive, probs)
+        add_array(archive, "classes", np.array(names))
 
-    Only a few classes are in memory at a time.
-    """
-    shape = len(names), *probs.shape[-2:]
-    header: dict[str, Any] = {"descr": "<f2", "fortran_order": False, "shape": shape}
-    with (
-        atomic_write(path) as temporary,
-        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-    ):
-        with archive.open("probs.npy", "w", force_zip64=True) as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for part in map_parts(probs):
-                levels = part.to(torch.float16).cpu().contiguous().numpy()
-                file.write(levels.astype("<f2", copy=False).data)
-        with archive.open("classes.npy", "w") as file:
-            np.lib.format.write_array(file, np.array(names), allow_pickle=False)
+
+def open_npz(file: Path | IO[bytes]) -> zipfile.ZipFile:
+    """Return a new ``.npz`` file with fast compression."""
+    return zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+
+
+def add_array(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
+    """Add an array to an ``.npz`` file."""
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def add_probs(archive: zipfile.ZipFile, probs: Tensor | ResizedMap) -> None:
+    """Add ``probs`` ``(C, H, W)`` as float16 to an ``.npz`` file, a few classes at a time."""
+    header: dict[str, Any] = {"descr": "<f2", "fortran_order": False, "shape": tuple(probs.shape)}
+    with archive.open("probs.npy", "w", force_zip64=True) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in map_parts(probs):
+            levels = part.to(torch.float16).cpu().contiguous().numpy()
+            file.write(levels.astype("<f2", copy=False).data)
 
 
 def write_classes(folder: Path, names: Sequence[str], colors: Sequence[Color]) -> None:
