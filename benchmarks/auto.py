@@ -57,12 +57,11 @@ METHODS: dict[str, Callable[[nn.Module], Any]] = {
     ),
     "no balance": lambda net: SelfAdapt(net, loss="smoothed-cross-entropy", compare=False),
     "no smoothing": lambda net: SelfAdapt(net, loss=BalancedCrossEntropy(0.0), compare=False),
-    "5 steps of 0.08": lambda net: SelfAdapt(net, steps=5, lr=0.08, compare=False),
-    "4 steps of 0.1": lambda net: SelfAdapt(net, steps=4, lr=0.1, compare=False),
-    "3 steps of 0.12": lambda net: SelfAdapt(net, steps=3, lr=0.12, compare=False),
+    "10 steps": lambda net: SelfAdapt(net, steps=10, compare=False),
+    "3 steps": lambda net: SelfAdapt(net, steps=3, compare=False),
     "gradient descent": lambda net: SelfAdapt(net, step="gradient-descent", compare=False),
-    "length 0.016": lambda net: SelfAdapt(net, lr=0.016, compare=False),
-    "length 0.16": lambda net: SelfAdapt(net, lr=0.16, compare=False),
+    "a third of the length": lambda net: SelfAdapt(net, lr=0.0253, compare=False),
+    "three times the length": lambda net: SelfAdapt(net, lr=0.253, compare=False),
 }
 
 

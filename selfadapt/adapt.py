@@ -44,8 +44,8 @@ from selfadapt.pseudo import check_psi, ignore_label, pseudo_label
 from selfadapt.steps import StepRule, find_step_rule, fixed_length
 from selfadapt.views import SCALES, Size, View, resize, size_of
 
-STEP_LENGTH = 0.05
-"""Learning rate of steps of fixed length, the same for all architectures."""
+PATH_LENGTH = 0.4
+"""Default length of all steps of fixed length together, the same for all architectures."""
 NO_PIXEL = (
     "no pixel is confident enough for a pseudo-label: the network was not adapted to this image"
 )
@@ -71,9 +71,9 @@ class SelfAdapt(Method):
         model: Any segmentation network. It is never modified.
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern.
         psi: Confidence threshold of the pseudo-label, 0 to 1.
-        lr: Learning rate of the steps (eta in the paper). None: 0.05 for steps of fixed length
-            and in official mode, else 0.02.
-        steps: Number of steps.
+        lr: Learning rate of the steps (eta in the paper). None: 0.4 / steps for steps of fixed
+            length, in official mode 0.05, else 0.02.
+        steps: Number of steps. None: 5 in auto mode, else 10.
         loss: Name in ``LOSSES``, or a function of scores and labels. None: the mode's.
             ``cross-entropy``; ``smoothed-cross-entropy`` has a label smoothing of 0.1;
             ``balanced-cross-entropy`` has it, too, and lets rare classes count for more.
@@ -117,7 +117,7 @@ class SelfAdapt(Method):
         alpha: Alpha = 0.1,
         psi: float = 0.7,
         lr: float | None = None,
-        steps: int = 10,
+        steps: int | None = None,
         loss: str | Loss | None = None,
         step: str | StepRule | None = None,
         scales: Sequence[float] = SCALES,
@@ -141,8 +141,9 @@ class SelfAdapt(Method):
         }  # fmt: skip
         settings = with_preset(preset, given, inspect.signature(SelfAdapt).parameters)
         check_psi(psi)
-        check_steps(settings["steps"], 1.0 if settings["lr"] is None else settings["lr"])
         check_mode(mode, max_pixels)
+        steps = MODES[settings["mode"]].steps if settings["steps"] is None else settings["steps"]
+        check_steps(steps, 1.0 if settings["lr"] is None else settings["lr"])
         loss = MODES[settings["mode"]].loss if loss is None else loss
         step = MODES[settings["mode"]].step if step is None else step
         find_loss(loss), find_step_rule(step)  # refuse unknown names before the network is run
@@ -156,9 +157,9 @@ class SelfAdapt(Method):
         self.psi = psi
         self.loss, self.step = loss, step
         is_fixed = find_step_rule(step) is fixed_length
-        default_lr = STEP_LENGTH if is_fixed else MODES[self.mode].lr
+        default_lr = PATH_LENGTH / max(steps, 1) if is_fixed else MODES[self.mode].lr
         self.lr = default_lr if settings["lr"] is None else settings["lr"]
-        self.steps, self.step_scale = settings["steps"], settings["step_scale"]
+        self.steps, self.step_scale = steps, settings["step_scale"]
         final_scales = settings["final_scales"]
         self.final_scales = MODES[self.mode].final_scales if final_scales is None else final_scales
         self.final_weight = settings["final_weight"]
@@ -271,8 +272,7 @@ class SelfAdapt(Method):
         logits = network.logits(image)
         if self._final_views:
             mean = network.mean_probs(image, self._final_views)[None]
-            probs = logits.softmax(dim=1).lerp_(mean, self.final_weight)
-            logits = probs.clamp_min_(1e-30).log_()
+            logits = logits.softmax(dim=1).lerp_(mean, self.final_weight).log_()
         return logits
 
     def _loss_for(self, target: Tensor, is_empty: Tensor) -> Callable[[Tensor], Tensor]:

@@ -29,6 +29,8 @@ class Mode:
     """Default loss of the steps."""
     step: str = "gradient-descent"
     """Default step rule."""
+    steps: int = 10
+    """Default number of steps."""
     lr: float = 0.02
     """Default learning rate of gradient descent, chosen on the validation domain."""
     final_scales: tuple[float, ...] = ()
@@ -43,6 +45,7 @@ MODES = {
         size=None,
         loss="balanced-cross-entropy",
         step="fixed-length",
+        steps=5,
         final_scales=(0.5, 0.75),
     ),
     "paper": Mode(momentum=None, strict=False, view=View, size=None),

@@ -547,7 +547,7 @@ def test_views_of_ones_own_kind_are_kept(tiny: nn.Module, image: Tensor) -> None
 def test_each_mode_has_its_own_learning_rate(tiny: nn.Module) -> None:
     assert SelfAdapt(tiny, mode="official").lr == 0.05
     assert SelfAdapt(tiny, mode="paper").lr < 0.05
-    assert SelfAdapt(tiny, mode="auto").lr == 0.05
+    assert SelfAdapt(tiny, mode="auto").lr == 0.08
     assert SelfAdapt(tiny, lr=0.3).lr == 0.3
 
 
@@ -592,7 +592,7 @@ def test_printing_says_what_will_be_done(tiny: nn.Module, image: Tensor) -> None
     text = repr(SelfAdapt(tiny, alpha={"norm1": 0.3, "*": 0.1}))
     for part in (
         "TinyNet, alpha={'norm1': 0.3",
-        "steps=10",
+        "steps=5",
         "mode='auto'",
         "0.25 flipped gray",
         "0.485",

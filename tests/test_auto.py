@@ -1,21 +1,61 @@
 """``auto`` mode against a slow reference, written from its page in the documentation."""
 
+import copy
 import math
 
 import pytest
 import torch
-from test_adapt import LATER, reference_logits, reference_self_adaptation
+import torch.nn.functional as F
+from test_adapt import LATER, reference_logits, reference_norm, reference_self_adaptation
 from torch import Tensor, nn
 
 from conftest import TinyNet, random_image, seeded
 from selfadapt import SelfAdapt, create_method
 from selfadapt.adapt import NOT_NEEDED
-from selfadapt.auto import calibrated, quality, shift
+from selfadapt.auto import StatisticsShift, calibrated, label_iou, quality
 from selfadapt.method import UNLIKE
+from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
+
+
+def reference_iou(first: Tensor, second: Tensor) -> float:
+    """Return the mean IoU of two labels, over the classes that either has."""
+    pairs = list(zip(first.flatten().tolist(), second.flatten().tolist(), strict=True))
+    classes = {c for pair in pairs for c in pair}
+    ious = [
+        sum(a == c and b == c for a, b in pairs) / sum(a == c or b == c for a, b in pairs)
+        for c in classes
+    ]
+    return sum(ious) / len(ious)
+
+
+def reference_shift(image: Tensor, weights: dict[str, Tensor]) -> float:
+    """Return the shift of the statistics, a channel after the other."""
+    mean, std = (torch.tensor(v).to(image).reshape(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+    x = F.conv2d(((image - mean) / std)[None], weights["stem.weight"], stride=2, padding=1)[0]
+    distance = spread = 0.0
+    for norm, eps in (("norm1", 1e-5), ("norm2", 1e-3)):
+        source, var = weights[f"{norm}.running_mean"], weights[f"{norm}.running_var"] + eps
+        for c in range(len(x)):
+            h, w = x.shape[1] // 2, x.shape[2] // 2
+            rows, columns = (slice(h), slice(h, 2 * h)), (slice(w), slice(w, 2 * w))
+            a, b, d, e = (float(x[c, j, k].mean()) for j in rows for k in columns)
+            scale = float(var[c]) * len(x)
+            distance += ((a + b + d + e) / 4 - float(source[c])) ** 2 / scale
+            spread += (((a + d) / 2 - (b + e) / 2) ** 2 + ((a + b) / 2 - (d + e) / 2) ** 2) / scale
+        if norm == "norm1":
+            x = reference_norm(x, weights, "norm1", 0.0, eps).clamp(min=0)
+            x = F.conv2d(x[None], weights["body.weight"], padding=1)[0]
+    return distance / spread
+
+
+def reference_views(
+    image: Tensor, model: nn.Module, alpha: float, scales: tuple[float, ...]
+) -> Tensor:
+    return reference_self_adaptation(image, model, alpha, 0.7, 0.05, 0, scales, LATER)["fused"]
 
 
 def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) -> dict[str, object]:
-    """Return prediction, shift and quality of ``auto`` mode, pixel by pixel."""
+    """Return prediction, shares and quality of ``auto`` mode, pixel by pixel."""
     paper = reference_self_adaptation(image, model, alpha, 0.7, 0.05, 0, (0.25, 0.5, 0.75), LATER)
     fused, target = paper["fused"], paper["label"]
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -24,19 +64,16 @@ def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) ->
     num_classes, height, width = fused.shape
     pixels = [(j, k) for j in range(height) for k in range(width)]
 
-    before = [int(source[:, j, k].argmax()) for j, k in pixels]
-    after = [int(san[:, j, k].argmax()) for j, k in pixels]
-    ious = []
-    for c in range(num_classes):
-        union = sum(a == c or b == c for a, b in zip(before, after, strict=True))
-        both = sum(a == c and b == c for a, b in zip(before, after, strict=True))
-        ious += [both / union] if union else []
-    moved = 1 - sum(ious) / len(ious)
-    expected = float((san.amax(dim=0).mean() + fused.amax(dim=0).mean()) / 2)
+    kept_san = min(max((reference_shift(image, weights) - 0.2) / 0.2, 0), 1)
+    plain = kept_san * san + (1 - kept_san) * source
+    small, middle = (
+        reference_views(image, model, alpha, (scale,)).argmax(dim=0) for scale in (0.25, 0.5)
+    )
+    gain = reference_iou(middle, small) - reference_iou(middle, san.argmax(dim=0))
+    share = min(max((gain + 0.1) / 0.1, 0), 1)
+    expected = float((plain.amax(dim=0).mean() + fused.amax(dim=0).mean()) / 2)
     chance = 1 / num_classes
     estimate = max((expected - chance) / (1 - chance), 0) ** 3
-    trust = min(max((estimate - 0.25) / 0.1, 0), 1)
-    share = min(max((moved - 0.1) / 0.1, 0), 1) * (0.5 + 0.5 * trust)
 
     kept = [(j, k) for j, k in pixels if target[j, k] != 255]
     counts = [sum(int(target[j, k]) == c for j, k in kept) for c in range(num_classes)]
@@ -47,7 +84,7 @@ def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) ->
         log_probs = reference_logits(image, weights, alpha).log_softmax(dim=0)
         hard = even = total = 0.0
         for j, k in kept:
-            weight = 1 / math.sqrt(counts[target[j, k]])
+            weight = counts[target[j, k]] ** -0.25
             hard = hard - weight * log_probs[target[j, k], j, k]
             total += weight
             even = even - log_probs[:, j, k].sum() / num_classes
@@ -55,43 +92,71 @@ def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) ->
         gradients = torch.autograd.grad(loss, [weights[name] for name in LATER])
         norm = math.sqrt(sum(float((g**2).sum()) for g in gradients))
         for name, gradient in zip(LATER, gradients, strict=True):
-            weights[name] = (weights[name] - 0.05 / norm * gradient).detach().requires_grad_()
+            step = 0.4 / steps / norm * gradient
+            weights[name] = (weights[name] - step).detach().requires_grad_()
         losses.append(float(loss.detach()))
-    with torch.no_grad():
-        probs = reference_logits(image, weights, alpha).softmax(dim=0)
-    probs = share * probs + (1 - share) * san
+    probs = plain
+    if losses:
+        adapted = copy.deepcopy(model)
+        adapted.load_state_dict(weights)
+        with torch.no_grad():
+            probs = reference_logits(image, weights, alpha).softmax(dim=0)
+            probs = (probs + reference_views(image, adapted, alpha, (0.5, 0.75))) / 2
+        probs = share * probs + (1 - share) * plain
 
     low, high = 0.2, 8.0
     for _ in range(60):
-        middle = math.sqrt(low * high)
-        sure = float((probs.log() / middle).softmax(dim=0).amax(dim=0).mean())
-        low, high = (middle, high) if sure > expected else (low, middle)
+        middle_t = math.sqrt(low * high)
+        sure = float((probs.log() / middle_t).softmax(dim=0).amax(dim=0).mean())
+        low, high = (middle_t, high) if sure > expected else (low, middle_t)
     return {
-        "probs": (probs.log() / low).softmax(dim=0), "shift": moved, "losses": losses,
-        "quality": estimate,
+        "probs": (probs.log() / low).softmax(dim=0), "share": share, "san": kept_san,
+        "losses": losses, "quality": estimate,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("alpha", "seed", "low", "high"), [
-    (0.1, 0, 0.0, 0.1), (0.4, 5, 0.1, 0.2), (0.1, 2, 0.1, 0.2), (0.1, 3, 0.2, 1.0),
-    (1.0, 1, 0.2, 1.0),
+@pytest.mark.parametrize(("alpha", "seed", "share", "san"), [
+    (0.1, 0, "all", "all"), (1.0, 3, "part", "all"), (0.1, 9, "none", "all"),
+    (1.0, 8, "part", "none"), (0.1, 64, "part", "part"), (0.1, 17, "all", "part"),
 ])  # fmt: skip
-def test_auto_mode_is_what_its_page_says(alpha: float, seed: int, low: float, high: float) -> None:
-    model, image = seeded(TinyNet, seed=seed).double(), random_image(24, 31).double()
+def test_auto_mode_is_what_its_page_says(alpha: float, seed: int, share: str, san: str) -> None:
+    model, image = seeded(TinyNet, seed=seed).double(), random_image(24, 31, seed=seed).double()
     method = SelfAdapt(model, alpha=alpha, steps=3, adapt=LATER)
     result, expected = method(image), reference_auto(image, model, alpha, 3)
-    assert low <= expected["shift"] < high
+    kinds = {0: "none", 1: "all"}
+    assert kinds.get(expected["share"], "part") == share
+    assert kinds.get(expected["san"], "part") == san
     assert result.losses == pytest.approx(expected["losses"], rel=1e-5)
     assert (NOT_NEEDED in result.notes) == (not expected["losses"])
     assert result.quality == pytest.approx(expected["quality"], abs=1e-5)
     torch.testing.assert_close(result.probs, expected["probs"], rtol=0, atol=1e-5)
 
 
-def test_a_network_that_san_does_not_change_is_always_adapted(image: Tensor) -> None:
+def test_a_network_without_batchnorm_is_adapted(image: Tensor) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
-    result = SelfAdapt(model, steps=2)(image)
+    result = SelfAdapt(model, steps=2, scales=0.5)(image)  # one scale: nothing to compare views by
     assert len(result.losses) == 2
     assert NOT_NEEDED not in result.notes
+
+
+def test_the_shift_tells_other_images_from_those_of_the_training_statistics() -> None:
+    model, image = seeded(TinyNet), random_image(64, 96)
+    x = model.interface.prepare(model.interface.normalize(image))
+    with torch.no_grad():  # the statistics of this image
+        for name, layer in (("stem", model.norm1), ("body", model.norm2)):
+            features = x if name == "stem" else model.norm1(model.stem(x)).relu()
+            features = getattr(model, name)(features)
+            layer.running_mean.copy_(features.mean(dim=(0, 2, 3)))
+            layer.running_var.copy_(features.var(dim=(0, 2, 3)))
+    shifts = []
+    for other in (image, image.flip(-1), 0.3 * image, 0.7 + 0.3 * image):
+        with StatisticsShift(model, ["norm1", "norm2"]) as shift, torch.no_grad():
+            model(model.interface.prepare(model.interface.normalize(other)))
+        shifts.append(float(shift.value))
+    assert shifts[0] < 0.01
+    assert shifts[1] < 0.2
+    assert min(shifts[2:]) > 1
+    assert not model.norm1._forward_pre_hooks
 
 
 def test_the_source_is_computed_once_and_given_only_if_asked_for(image: Tensor) -> None:
@@ -111,13 +176,10 @@ def test_a_temperature_keeps_labels_and_reaches_the_confidence() -> None:
         assert float(after.amax(dim=0).mean()) == pytest.approx(goal, abs=0.01)
 
 
-def test_the_shift_counts_classes_that_either_has() -> None:
+def test_the_iou_of_labels_counts_classes_that_either_has() -> None:
     first = torch.tensor([[0, 0, 0, 1], [0, 0, 2, 1]])
     second = torch.tensor([[0, 0, 0, 0], [0, 0, 2, 2]])
-    scores = [
-        torch.nn.functional.one_hot(x, 6).permute(2, 0, 1)[None].float() for x in (first, second)
-    ]
-    assert float(shift(*scores)) == pytest.approx(1 - (5 / 6 + 0 + 1 / 2) / 3)
+    assert float(label_iou(first, second, 6)) == pytest.approx((5 / 6 + 0 + 1 / 2) / 3)
 
 
 def test_quality_falls_with_confidence_and_is_a_share() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from conftest import TinyNet, random_image, seeded
 from runs import run_cli
 from selfadapt import SelfAdapt
-from selfadapt.adapt import STEP_LENGTH
+from selfadapt.adapt import PATH_LENGTH
 from selfadapt.images import to_pil
 from selfadapt.losses import BalancedCrossEntropy, CrossEntropy
 from selfadapt.modes import MODES
@@ -69,13 +69,13 @@ def test_steps_of_fixed_length_do_not_depend_on_the_size_of_the_loss(
     torch.testing.assert_close(result.probs, named.probs, rtol=0, atol=1e-5)
 
 
-def test_balance_weighs_pixels_by_the_root_of_their_class() -> None:
+def test_balance_weighs_pixels_by_the_size_of_their_class() -> None:
     logits = torch.randn(1, 3, 5, 4, generator=torch.Generator().manual_seed(0))
     target = torch.tensor([0] * 9 + [1] * 4 + [255] * 7).reshape(1, 5, 4)  # no pixel of class 2
     logp = logits.log_softmax(dim=1)[0].flatten(1)
     hard = -(logp[0, :9].sum() / 3 + logp[1, 9:13].sum() / 2) / (9 / 3 + 4 / 2)
     even = -logp[:, :13].mean()
-    loss = BalancedCrossEntropy(label_smoothing=0.3)(logits, target)
+    loss = BalancedCrossEntropy(label_smoothing=0.3, balance=0.5)(logits, target)
     torch.testing.assert_close(loss, 0.7 * hard + 0.3 * even)
 
 
@@ -88,7 +88,9 @@ def test_a_step_of_fixed_length_stays_where_there_is_no_slope() -> None:
 def test_the_default_lr_is_that_of_the_step_rule(tiny: nn.Module) -> None:
     assert SelfAdapt(tiny, mode="paper").lr == MODES["paper"].lr
     assert SelfAdapt(tiny, mode="paper", step="gradient-descent").lr == MODES["paper"].lr
-    assert SelfAdapt(tiny, mode="paper", step="fixed-length").lr == STEP_LENGTH
+    assert SelfAdapt(tiny, mode="paper", step="fixed-length").lr == PATH_LENGTH / 10
+    assert SelfAdapt(tiny, mode="paper", step="fixed-length", steps=4).lr == PATH_LENGTH / 4
+    assert (SelfAdapt(tiny).steps, SelfAdapt(tiny, mode="official").steps) == (5, 10)
     assert SelfAdapt(tiny, mode="paper", step="fixed-length", lr=0.3).lr == 0.3
 
 

@@ -26,9 +26,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "intent": {"alphas": ALPHAS},
     "ensemble": {"alpha": 0.1, "tta": False, "scales": SCALES, "views": None},
     "self-adapt": {
-        "alpha": 0.1, "psi": 0.7, "lr": None, "steps": 10, "loss": None,
+        "alpha": 0.1, "psi": 0.7, "lr": None, "steps": None, "loss": None,
         "step": None, "scales": SCALES, "step_scale": 1.0,
-        "final_scales": (), "final_weight": 0.5, "preset": None, "budget_ms": None, "adapt": None,
+        "final_scales": None, "final_weight": 0.5, "preset": None, "budget_ms": None, "adapt": None,
         "views": None, "mode": "auto",
     },
 }  # fmt: skip
@@ -178,7 +178,8 @@ def test_printing_says_which_settings(name: str, tiny: nn.Module) -> None:
     assert ", )" not in text
     shown = SETTINGS["san" if name == "ensemble" else name]
     for setting, default in shown.items():
-        if setting not in ("lr", "scales", "views", "adapt", "loss", "step"):
+        by_mode = ("lr", "steps", "loss", "step", "final_scales")
+        if setting not in ("scales", "views", "adapt") and (default or setting not in by_mode):
             assert f"{setting}={default!r}" in text
     assert ("0.25 flipped gray" in text) == (name in ("tta", "memo", "self-adapt"))
 

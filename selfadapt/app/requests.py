@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selfadapt.adapt import STEP_LENGTH
+from selfadapt.adapt import PATH_LENGTH
 from selfadapt.app.limits import MAX_LR, MAX_METHODS, MAX_STEPS
 from selfadapt.app.networks import Networks
 from selfadapt.checks import check_number
@@ -158,7 +158,9 @@ def defaults(method: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """
     parameters = settings_of(method)
     values = {name: parameters[name].default for name in SETTINGS if name in parameters}
+    if "steps" in values and values["steps"] is None:
+        values["steps"] = MODES["auto"].steps
     if "lr" in values and values["lr"] is None:
-        values["lr"] = STEP_LENGTH
+        values["lr"] = PATH_LENGTH / values["steps"]
     tuned = ("alpha", "lr") if method == "self-adapt" else ("alpha",)
     return values | {name: chosen[name] for name in tuned if name in chosen and name in values}
