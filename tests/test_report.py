@@ -23,12 +23,13 @@ from PIL import Image
 from evaluations import files_of
 from runs import run_cli, write_domain
 from selfadapt.models import create_model, save_model
+from selfadapt.pages import render
 from selfadapt.protocol import DomainConfig, read_results
 from selfadapt.protocol.trials import Trial
 from selfadapt.recipes import find_recipe, shipped_recipes
 from selfadapt.report import write_report
-from selfadapt.report.context import ReportContext
-from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
+from selfadapt.report.context import ReportContext, ReportItem, Section
+from selfadapt.report.formats import Grid, to_csv, to_latex, to_markdown
 from selfadapt.report.page import _replace_report
 from selfadapt.report.published import (
     compared_methods,
@@ -393,8 +394,10 @@ def test_tables_as_text() -> None:
     assert r"a\textasciicircum{}b" in signs
     assert r"\textasciitilde{}c\textbackslash{}d\_\{e\}" in signs
     assert to_csv(GRID).splitlines() == ["a_b,x|y", "p & q,1.0", "r,2.5", "s,", "t,2.50"]
-    assert "<td>p &amp; q</td>" in to_html(GRID)
-    assert to_html(GRID).count("<b>") == 1
+    section = Section("s", "", [ReportItem("table", "caption", GRID)])
+    page = render("report.html", title="t", sections=[section], footer="")
+    assert "<td>p &amp; q</td>" in page
+    assert page.count('<td class="best">') == 1
 
 
 def test_no_cell_of_a_table_is_a_formula() -> None:
