@@ -70,7 +70,9 @@ def _read(
     for (width, height), group in groupby(samples, key=lambda sample: sample.image.size):
         batch_size = max(1, int(MAX_BATCH_PIXELS / (width * height * scale**2)))
         while batch := list(islice(group, batch_size)):
-            yield _stack(batch, scale)
+            images = [load_image(rescale(sample.image, scale)) for sample in batch]
+            labels = [torch.from_numpy(sample.label) for sample in batch]
+            yield torch.stack(images), torch.stack(labels).long()
 
 
 def _samples(dataset: Dataset, indices: Sequence[int], workers: int) -> Iterator[Sample]:
@@ -99,8 +101,3 @@ class _SampleDataset(TorchDataset[Any]):
 
 def _identity(sample: Any) -> Any:
     return sample
-
-
-def _stack(samples: list[Sample], scale: float) -> tuple[Tensor, Tensor]:
-    images = torch.stack([load_image(rescale(sample.image, scale)) for sample in samples])
-    return images, torch.stack([torch.from_numpy(sample.label) for sample in samples]).long()
