@@ -90,11 +90,14 @@ def image() -> Tensor:
     return random_image()
 
 
-def snapshot(model: nn.Module) -> dict[str, Any]:
-    """Take down everything about a model that a method must leave as it was."""
+def snapshot(model: nn.Module, *, copy: bool = True) -> dict[str, Any]:
+    """Take down everything about a model that a method must leave as it was.
+
+    To compare the model with an earlier snapshot at once, its values need not be copied.
+    """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
-        "values": {name: value.detach().clone() for name, value in tensors.items()},
+        "values": {n: v.detach().clone() if copy else v.detach() for n, v in tensors.items()},
         "storage": {name: (id(value), value.data_ptr()) for name, value in tensors.items()},
         "requires_grad": {name: value.requires_grad for name, value in tensors.items()},
         "grads": {

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from selfadapt.export.forward import adaptive_pool
 from selfadapt.export.trace import (
@@ -98,7 +99,10 @@ def write_onnx(traced: Trace, path: Path) -> float:
             "write a .pt2 file"
         )
     with exporter_errors(traced.size):
-        program = traced.program.run_decompositions({ADAPTIVE_POOL: adaptive_pool})
+        program = traced.program
+        graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, GraphModule)]
+        if any(node.target is ADAPTIVE_POOL for graph in graphs for node in graph.nodes):
+            program = program.run_decompositions({ADAPTIVE_POOL: adaptive_pool})
         graph: Any = torch.onnx.export(
             program, (traced.images[0],), dynamo=True, opset_version=OPSET, verbose=False,
             input_names=["image"], output_names=["probs", "label"],
