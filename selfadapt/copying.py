@@ -5,6 +5,7 @@ the next image, and several threads may use the same network.
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -52,6 +53,11 @@ def private_copy(model: nn.Module, new_tensor: NewTensor | None = None) -> nn.Mo
         _copy_values(copies)
         hooks = [h for m in model.modules() for kind in HOOKS for h in getattr(m, kind).values()]
         memo |= {id(hook): hook for hook in hooks}
+        for module in model.modules():  # deepcopy takes long for the many containers without hooks
+            for name in STANDARD & vars(module).keys():
+                value = vars(module)[name]
+                if type(value) in (dict, OrderedDict, set) and not value:
+                    memo[id(value)] = type(value)()
         copied = _deep_copy(model, memo)
     functions: dict[int, Any] = {}
     for module in copied.modules():

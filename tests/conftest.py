@@ -1,3 +1,4 @@
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,13 @@ def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
             assert torch.equal(after["grads"][name][1], grad[1]), f"the gradient of {name} changed"
     for part in ("storage", "requires_grad", "modules", "attributes", "keys"):
         assert before[part] == after[part], f"{part} changed"
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of garbage collections, and collect less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(tryfirst=True)

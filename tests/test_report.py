@@ -452,7 +452,11 @@ def test_trials_with_equal_settings_are_one() -> None:
 
 
 def test_the_whole_protocol_on_the_built_in_streets(tmp_path: Path) -> None:
-    assert run_cli("evaluate", "streets-quick", "-o", tmp_path / "run") == 0
+    small = [
+        {"dataset": "streets", "split": s, "limit": 1, "scale": 0.25} for s in ("haze", "rain")
+    ]
+    words = ("--threads", 1, "--validation.scale", 0.25, "--targets", json.dumps(small))
+    assert run_cli("evaluate", "streets-quick", "-o", tmp_path / "run", *words) == 0
     assert run_cli("report", tmp_path / "run", "-o", tmp_path / "report") == 0
     text = (tmp_path / "report" / "report.html").read_text()
     for name in ("p-BN", "SaN", "TTA", "SaN + MC-dropout", "Tent", "MEMO", "InTEnt"):
