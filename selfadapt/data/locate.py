@@ -59,14 +59,15 @@ def check_root(dataset: str, root: str | Path | None) -> Path:
 
 
 def _split_folder(dataset: str, info: DatasetInfo, split: str) -> str:
+    names = ", ".join(info.splits)
     if split in info.withheld:
-        raise ValueError(f"the labels of {dataset}/{split} are not public; use {_names(info)}")
+        raise ValueError(f"the labels of {dataset}/{split} are not public; use {names}")
     if split in info.splits:
         return info.splits[split]
     if dataset == "folder" and split and not set(split) & set("/\\*{}") and split[0] != ".":
         return split
     raise ValueError(
-        f"{dataset} has no split {split!r};{nearest(split, info.splits)} available: {_names(info)}"
+        f"{dataset} has no split {split!r};{nearest(split, info.splits)} available: {names}"
     )
 
 
@@ -107,7 +108,3 @@ def _not_found_message(dataset: str, info: DatasetInfo, root: Path, split: str) 
     ]
     text = f"there are no images with labels of {dataset}/{split} under {root}; looked for "
     return f"{text}{', or '.join(patterns)}; {info.missing}".rstrip("; ")
-
-
-def _names(info: DatasetInfo) -> str:
-    return ", ".join(info.splits)

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from selfadapt.checks import check_number
 from selfadapt.data import open_dataset
 from selfadapt.data.reading import read_image_size
-from selfadapt.demo.page import DemoSection, Headline, Scene
 from selfadapt.demo.pictures import comparison_pictures, legend, strip, visible_classes
 from selfadapt.demo.tables import (
     DemoCell,
+    DemoSection,
+    Headline,
     MethodChange,
     MethodScore,
+    Scene,
     change_chart,
     change_table,
     change_verdict,
