@@ -79,7 +79,7 @@ def image_units(
     outputs: Sequence[str],
 ) -> Units:
     """Yield the units of image files, which are read ahead."""
-    members = getattr(method, "members", (method,))
+    members = getattr(method, "members", (method,))  # of an ensemble
     interfaces = [getattr(member, "interface", None) for member in members]
     takes_rgb = all(isinstance(i, Interface) and i.channels in (None, 3) for i in interfaces)
 

@@ -205,21 +205,17 @@ class TrainingRun:
         due = self.epoch >= config.validate_from and self.epoch % config.validate_every == 0
         if last or (due and self.validation is not None):
             with self.trainer.averaged():
-                self._update_statistics()
+                self.trainer.share_statistics()
+                if config.statistics_batches:  # over crops that no step uses
+                    stop = self.num_steps + config.statistics_batches
+                    inputs = self.inputs(self.num_steps, stop, config.statistics_augment)
+                    self.trainer.average_statistics(x for x, _ in inputs)
                 if self.validation is not None:
                     self._validate(self.validation)
         self._save_state()
         if self.fabric.is_global_zero:  # no saved state refers to the others any more
             self.folder.keep(self._best_epochs())
         self.trainer.train_mode()
-
-    def _update_statistics(self) -> None:
-        """Synchronise BatchNorm statistics between processes, and average them if configured."""
-        self.trainer.share_statistics()
-        if self.config.statistics_batches:  # over crops that no step uses
-            stop = self.num_steps + self.config.statistics_batches
-            inputs = self.inputs(self.num_steps, stop, self.config.statistics_augment)
-            self.trainer.average_statistics(x for x, _ in inputs)
 
     def _validate(self, domain: Dataset) -> None:
         """Evaluate on the validation domain; save the network if it is the best for any alpha."""
