@@ -325,17 +325,13 @@ def describe_machine(device: torch.device) -> str:
 def _commit() -> str:
     """Return the commit of this code, if it is in a git checkout."""
     git = ["git", "-C", str(Path(__file__).parent)]
-    commit = ""
+    is_tracked, head = ["ls-files", "--error-unmatch", __file__], ["rev-parse", "--short", "HEAD"]
     try:
-        for arguments in (
-            ["ls-files", "--error-unmatch", __file__],
-            ["rev-parse", "--short", "HEAD"],
-        ):
-            process = subprocess.run([*git, *arguments], capture_output=True, text=True, check=True)
-            commit = process.stdout.strip()
+        subprocess.run([*git, *is_tracked], capture_output=True, check=True)
+        commit = subprocess.run([*git, *head], capture_output=True, text=True, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return f" at {commit}"
+    return f" at {commit.stdout.strip()}"
 
 
 COLUMNS = (
