@@ -48,6 +48,8 @@ SIZES = ("1280x720", "1920x1080", "2048x1024")
 STEPS = (3, 10)
 COUNT_SIZE = (256, 512)
 """Image size for counting operations, which are proportional to the number of pixels."""
+MATRIX_SIZE = 2048
+"""Size of the matrices that the peak rate of a CPU is measured with."""
 WARMUP_RUNS = 3
 """Warm-up runs on a GPU: compilation, graph recording, and one more."""
 
@@ -222,11 +224,16 @@ def add_ratios(block: Sequence[Timing]) -> list[Timing]:
         plain = by_work.get(f"{row.work}, plain", row)
         row = replace(row, ratio=plain.ms / row.ms)
         number = _steps_of(row)
-        others = [(_steps_of(other), other.ms) for other in block if _are_comparable(other, row)]
+        is_plain = row.work.endswith("plain")
+        others = [
+            (_steps_of(other), other.ms)
+            for other in block
+            if "steps" in other.work and other.work.endswith("plain") == is_plain
+        ]
         if number and len(others) > 1:
             (few, short), (many, long) = min(others), max(others)
             share = number * (long - short) / (many - few) / row.ms
-            fast = "TTA" in by_work and not row.work.endswith("plain")
+            fast = "TTA" in by_work and not is_plain
             views = by_work["TTA"].ms / row.ms if fast else None
             row = replace(row, steps=share, views=views)
         result.append(row)
@@ -237,10 +244,6 @@ def _steps_of(row: Timing) -> int:
     """Return the number of steps of "self-adaptation, 10 steps"; 0 for all else."""
     match = re.search(r"(\d+) steps", row.work)
     return int(match[1]) if match else 0
-
-
-def _are_comparable(a: Timing, b: Timing) -> bool:
-    return "steps" in a.work and a.work.endswith("plain") == b.work.endswith("plain")
 
 
 def _time(work: Workload, model: nn.Module, size: Size, repeats: int, seconds: float) -> Timing:
@@ -278,7 +281,7 @@ def count_operations(work: Workload, model: nn.Module) -> float:
 def matrix_rate(device: torch.device) -> float:
     """Measure the rate of a large matrix product in TFLOP/s: bf16 on a GPU, else fp32."""
     cuda = device.type == "cuda"
-    size, dtype = (8192, torch.bfloat16) if cuda else (2048, torch.float32)
+    size, dtype = (8192, torch.bfloat16) if cuda else (MATRIX_SIZE, torch.float32)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     times = []
     for _ in range(8):
@@ -322,17 +325,13 @@ def describe_machine(device: torch.device) -> str:
 def _commit() -> str:
     """Return the commit of this code, if it is in a git checkout."""
     git = ["git", "-C", str(Path(__file__).parent)]
-    commit = ""
+    is_tracked, head = ["ls-files", "--error-unmatch", __file__], ["rev-parse", "--short", "HEAD"]
     try:
-        for arguments in (
-            ["ls-files", "--error-unmatch", __file__],
-            ["rev-parse", "--short", "HEAD"],
-        ):
-            process = subprocess.run([*git, *arguments], capture_output=True, text=True, check=True)
-            commit = process.stdout.strip()
+        subprocess.run([*git, *is_tracked], capture_output=True, check=True)
+        commit = subprocess.run([*git, *head], capture_output=True, text=True, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return f" at {commit}"
+    return f" at {commit.stdout.strip()}"
 
 
 COLUMNS = (

@@ -5,6 +5,7 @@ the next image, and several threads may use the same network.
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,8 @@ HOOKS = (
 
 STANDARD = nn.Module().__dict__.keys()
 """Attributes that every module has."""
+CONTAINERS = tuple(n for n, value in vars(nn.Module()).items() if isinstance(value, dict | set))
+"""Those that hold its hooks, parameters, buffers and modules."""
 NewTensor = Callable[[str, Tensor], Tensor]
 """Creates an empty tensor for the copy of a parameter or buffer, from its name and value."""
 
@@ -52,6 +55,11 @@ def private_copy(model: nn.Module, new_tensor: NewTensor | None = None) -> nn.Mo
         _copy_values(copies)
         hooks = [h for m in model.modules() for kind in HOOKS for h in getattr(m, kind).values()]
         memo |= {id(hook): hook for hook in hooks}
+        for module in model.modules():  # most are empty, and deepcopy takes long for each
+            for name in CONTAINERS:
+                content: Any = vars(module).get(name)
+                if type(content) in (dict, OrderedDict, set) and not content:
+                    memo[id(content)] = type(content)()
         copied = _deep_copy(model, memo)
     functions: dict[int, Any] = {}
     for module in copied.modules():

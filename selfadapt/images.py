@@ -304,16 +304,6 @@ def rgb_image(image: Image, size: Size | None = None) -> PILImage.Image:
     Raises:
         ValueError: The image is invalid, or its height and width are not ``size``.
     """
-    picture = _rgb(image)
-    if size is not None and picture.size != (size[1], size[0]):
-        raise ValueError(
-            f"the image must have the size of the result, {size[1]}x{size[0]} pixels, got "
-            f"{picture.width}x{picture.height}: is it the image that was segmented?"
-        )
-    return picture
-
-
-def _rgb(image: Image) -> PILImage.Image:
     if isinstance(image, np.ndarray):
         image = _from_array(image)
     if isinstance(image, Tensor) and image.dim() == 3 and len(image) not in (1, 3, 4):
@@ -323,8 +313,15 @@ def _rgb(image: Image) -> PILImage.Image:
     if isinstance(image, PILImage.Image):
         image = _from_pil(image, 3, None)
     if isinstance(image, Tensor) and image.dtype == torch.uint8 and len(image) == 3:
-        return PILImage.fromarray(image.permute(1, 2, 0).cpu().numpy())
-    return to_pil(load_image(image))
+        picture = PILImage.fromarray(image.permute(1, 2, 0).cpu().numpy())
+    else:
+        picture = to_pil(load_image(image))
+    if size is not None and picture.size != (size[1], size[0]):
+        raise ValueError(
+            f"the image must have the size of the result, {size[1]}x{size[0]} pixels, got "
+            f"{picture.width}x{picture.height}: is it the image that was segmented?"
+        )
+    return picture
 
 
 def to_pil(image: Tensor) -> PILImage.Image:

@@ -1,3 +1,4 @@
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -90,11 +91,14 @@ def image() -> Tensor:
     return random_image()
 
 
-def snapshot(model: nn.Module) -> dict[str, Any]:
-    """Take down everything about a model that a method must leave as it was."""
+def snapshot(model: nn.Module, *, copy: bool = True) -> dict[str, Any]:
+    """Take down everything about a model that a method must leave as it was.
+
+    To compare the model with an earlier snapshot at once, its values need not be copied.
+    """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
-        "values": {name: value.detach().clone() for name, value in tensors.items()},
+        "values": {n: v.detach().clone() if copy else v.detach() for n, v in tensors.items()},
         "storage": {name: (id(value), value.data_ptr()) for name, value in tensors.items()},
         "requires_grad": {name: value.requires_grad for name, value in tensors.items()},
         "grads": {
@@ -135,6 +139,13 @@ def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
             assert torch.equal(after["grads"][name][1], grad[1]), f"the gradient of {name} changed"
     for part in ("storage", "requires_grad", "modules", "attributes", "keys"):
         assert before[part] == after[part], f"{part} changed"
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of garbage collections, and collect less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(tryfirst=True)

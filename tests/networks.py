@@ -94,14 +94,16 @@ class OwnUNet(nn.Module):
         return torch.cat((shallow, self.up(self.deep(shallow))), dim=1)
 
 
+SHALLOW: dict[str, Any] = {"encoder_depth": 3, "decoder_channels": (32, 16, 8)}
+"""Options of a U-Net of which only the last layer matters."""
 NETWORKS = {
     "torchvision deeplabv3_resnet50": Case(torchvision_net("deeplabv3_resnet50", aux_loss=True)),
     "torchvision fcn_resnet50": Case(torchvision_net("fcn_resnet50")),
     "torchvision lraspp": Case(torchvision_net("lraspp_mobilenet_v3_large")),
     "torchvision deeplabv3_mobilenet": Case(torchvision_net("deeplabv3_mobilenet_v3_large")),
     "smp Unet": Case(smp_net("Unet", "resnet18")),
-    "smp Unet binary": Case(smp_net("Unet", "resnet18", classes=1), classes=2),
-    "smp Unet softmax": Case(smp_net("Unet", "resnet18", activation="softmax2d")),
+    "smp Unet binary": Case(smp_net("Unet", "resnet18", classes=1, **SHALLOW), classes=2),
+    "smp Unet softmax": Case(smp_net("Unet", "resnet18", activation="softmax2d", **SHALLOW)),
     "smp FPN": Case(smp_net("FPN", "mobilenet_v2")),
     "smp DeepLabV3Plus": Case(smp_net("DeepLabV3Plus", "resnet18")),
     "smp PSPNet with labels": Case(

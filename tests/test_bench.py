@@ -19,6 +19,13 @@ from selfadapt.bench import (
 from selfadapt.cli import main
 
 
+@pytest.fixture(autouse=True)
+def small_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the rate on smaller matrices, and count operations for a smaller image."""
+    monkeypatch.setattr("selfadapt.bench.COUNT_SIZE", (64, 128))
+    monkeypatch.setattr("selfadapt.bench.MATRIX_SIZE", 256)
+
+
 def timing(work: str, ms: float) -> Timing:
     return Timing("net", "20x10", work, ms, 0, ms, None, 1, 1, 1)
 

@@ -26,7 +26,9 @@ FAST = ["--steps", "1", "--scales", "0.5"]
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = seeded(lambda: selfadapt.create_model("deeplabv1_resnet50", classes="cityscapes-19"))
+    model = seeded(
+        lambda: selfadapt.create_model("deeplabv1_resnet18_slim", classes="cityscapes-19")
+    )
     path = tmp_path_factory.mktemp("net") / "net.safetensors"
     selfadapt.save_model(model, path, dtype=torch.float16)
     return path

@@ -10,7 +10,18 @@ import selfadapt
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
     {"patterns", "checks", "devices", "files", "optional", "pseudo", "version", "views", "copying"},
-    {"labels", "recipes", "budget", "modes", "prefetch", "progress", "journal", "computed", "own"},
+    {
+        "labels",
+        "recipes",
+        "budget",
+        "modes",
+        "prefetch",
+        "progress",
+        "journal",
+        "computed",
+        "own",
+        "pages",
+    },
     {"norm", "auto", "dropout", "losses", "steps", "images", "streets", "classfile", "runs"},
     {"result", "metrics"},
     {"models", "data"},

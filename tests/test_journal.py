@@ -460,8 +460,9 @@ def test_a_share_removes_nothing_of_others(
 
 
 def test_a_share_is_done_by_one_process_at_a_time(
-    place: Place, whole: Path, tmp_path: Path, capsys: Any
+    place: Place, whole: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("selfadapt.runs.store.LOCK_TIMEOUT_S", 0.3)
     run = copied(whole, tmp_path / "run")
     journal = Journal(run / "rows", TrialKey, 1)
     assert "another process writes to" in refused(small(place), run, capsys, "--shard", "2/2")

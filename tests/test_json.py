@@ -48,6 +48,7 @@ def test_a_dataset_that_is_well_and_one_that_is_not(tmp_path: Path, capsys: Any)
 def test_an_evaluation(tmp_path: Path, capsys: Any) -> None:
     words = [
         "evaluate", "streets-quick", "-o", str(tmp_path / "run"), "--json", "--pictures=0",
+        "--threads=1",
         "--methods=[{method: source}, {method: san, settings: {alpha: 0.3}}]",
     ]  # fmt: skip
     found = printed(words, capsys)

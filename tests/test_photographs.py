@@ -82,10 +82,10 @@ def test_images_that_the_network_knows_nothing_of_are_noted(streets: nn.Module) 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of 36 photographs as people have them: from each place, in several formats."""
+    """A folder of photographs as people have them: from each place, in each format and size."""
     folder = tmp_path / "photos"
     folder.mkdir()
-    for index, picture in enumerate(photographs(36)):
+    for index, picture in enumerate(photographs(len(FOLDERS) * len(SIZES))):
         name = f"{index:02}_{FOLDERS[index % len(FOLDERS)]}"
         picture.save(folder / f"{name}.{SUFFIXES[index % len(SUFFIXES)]}")
     return folder

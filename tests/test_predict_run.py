@@ -741,7 +741,7 @@ def test_the_table_has_what_is_done_however_the_run_ends(end: int, tmp_path: Pat
     photos.mkdir()
     to_pil(random_image(24, 40)).save(photos / "=1+1.png")
     to_pil(random_image(640, 960)).save(photos / "large.png")
-    command = ("predict", photos, "--model", "streets", "--steps", 500, "-o", out, "--quiet")
+    command = ("predict", photos, "--model", "streets", "--steps", 40, "-o", out, "--quiet")
     process = start_cli(*command)
     wait_for(lambda: (out / "predictions.csv").exists() and "=1+1.png" in table(out), process)
     os.killpg(process.pid, end)

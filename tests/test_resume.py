@@ -205,15 +205,25 @@ def test_no_saved_state_lacks_a_network_it_holds_for_the_best(
             assert (tmp_path / f"epoch_{epoch:03}.safetensors").exists()
 
 
-@pytest.mark.parametrize("place", ["finish", "_best", "_summary", "_print_end"])
+END_MOMENTS: dict[str, Callable[[], Any]] = {
+    "before anything": lambda: interrupted(loop.TrainingRun, "finish"),
+    "before the best network": lambda: interrupted(loop.shutil, "copyfile"),
+    "before the summary": lambda: interrupted(
+        TrainFolder, "write_json", lambda _, path, *__: path.name == "summary.json"
+    ),
+    "after all": lambda: interrupted(loop.Log, "close"),
+}
+
+
+@pytest.mark.parametrize("moment", END_MOMENTS)
 def test_a_run_killed_at_its_end_is_ended_later(
-    whole: Path, content: dict[str, Any], tmp_path: Path, place: str
+    whole: Path, content: dict[str, Any], tmp_path: Path, moment: str
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     for name in ("best.safetensors", "last.safetensors", "summary.json"):
         (run / name).unlink()
-    with interrupted(loop.TrainingRun, place):
+    with END_MOMENTS[moment]():
         train(as_config(content), run)
     train(as_config(content), run)
     assert_same_result(result_of(run), result_of(whole))

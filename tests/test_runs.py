@@ -167,7 +167,8 @@ def test_a_record_that_cannot_be_is_refused(run: Path, text: str, reason: str) -
     opened(run)
 
 
-def test_one_process_works_on_a_run(run: Path) -> None:
+def test_one_process_works_on_a_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfadapt.runs.store.LOCK_TIMEOUT_S", 0.3)
     file = locked(run)
     for shard in (Shard(), Shard(1, 2)):
         with pytest.raises(ValueError, match=r"another process works in .*run; wait for it"):

@@ -649,7 +649,7 @@ def test_measuring_the_speed_changes_nothing_else(
 ) -> None:
     from selfadapt.train import speed
 
-    monkeypatch.setattr(speed._data_speed, "__defaults__", (0.2,))
+    monkeypatch.setattr(speed, "DATA_SECONDS", 0.2)
     for measure in (True, False):
         machine = {"measure": measure, "workers": 0, "accelerator": "cpu"}
         config = as_config(recipe(roots[0], None, epochs=1, machine=machine))

@@ -63,33 +63,25 @@ def normalize_switches(args: list[str]) -> list[str]:
     remaining = args[1:]
     while remaining:
         arg, *remaining = remaining
+        flag, equals, value = arg.partition("=")
         if arg == "--":
             other += [arg, *remaining]
             break
-        if arg.startswith("--config=") or (arg == "--config" and remaining):
-            path = arg.partition("=")[2] if "=" in arg else remaining.pop(0)
+        if flag == "--config" and (equals or remaining):
+            path = value if equals else remaining.pop(0)
             check_settings(settings_path(path), "a settings file")
             config += ["--config", path]
-        else:
-            arg, remaining = _normalize_switch(arg, remaining)
-            other.append(arg)
+            continue
+        if flag in switches():
+            following = remaining[0] if remaining and not equals else ""
+            if following.lower() in TRUE + FALSE and not Path(following).exists():
+                value = remaining.pop(0)
+            if value.lower() in FALSE:
+                arg = flag.replace("--", "--no-", 1)
+            elif not value or value.lower() in TRUE:
+                arg = flag
+        other.append(arg)
     return [args[0], *config, *other]
-
-
-def _normalize_switch(arg: str, remaining: list[str]) -> tuple[str, list[str]]:
-    """Return a switch and its value as one argument, and the arguments after it."""
-    flag, equals, value = arg.partition("=")
-    if flag not in switches():
-        return arg, remaining
-    if not equals and remaining and _is_boolean(remaining[0]):
-        value, *remaining = remaining
-    if value.lower() in FALSE:
-        return flag.replace("--", "--no-", 1), remaining
-    return (flag if not value or value.lower() in TRUE else arg), remaining
-
-
-def _is_boolean(text: str) -> bool:
-    return text.lower() in TRUE + FALSE and not Path(text).exists()
 
 
 def _values(args: list[str], flag: str) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import fields
+from functools import partial
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -29,8 +30,7 @@ def _train_arguments(parser: ArgumentParser) -> None:
 
 
 def _train(args: Namespace) -> int:
-    names = (f.name for f in fields(TrainConfig))
-    config = TrainConfig(**{name: args[name] for name in names})
+    config = TrainConfig(**{f.name: args[f.name] for f in fields(TrainConfig)})
     train(config, args.output, overwrite=args.overwrite)
     return 0
 
@@ -74,10 +74,6 @@ def _evaluate(args: Namespace, *, only_tune: bool = False) -> int:
     return 1 if content["failures"] else 0
 
 
-def _tune(args: Namespace) -> int:
-    return _evaluate(args, only_tune=True)
-
-
 def _report_arguments(parser: ArgumentParser) -> None:
     complete_files(
         parser.add_argument("run", metavar="RUN", help="Output folder of an evaluation.")
@@ -101,7 +97,7 @@ TUNE = Command(
     "Choose the settings of methods on a validation domain.",
     "selfadapt tune streets-quick -o run",
     _evaluate_arguments,
-    _tune,
+    partial(_evaluate, only_tune=True),
 )
 EVALUATE = Command(
     "Tune on a validation domain, then score the targets.",

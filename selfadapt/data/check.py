@@ -119,8 +119,18 @@ def check_data(
     if dataset == "streets":
         raise ValueError("streets is rendered, so there are no files to check")
     check_classes(dataset, classes)
-    splits = _splits(dataset, root) if split is None else [split]
-    reports = [_list_split(dataset, root, name, classes) for name in splits]
+    info = dataset_info(dataset)
+    splits = available_splits(dataset, check_root(dataset, root)) if split is None else [split]
+    if split is None and "all" in splits:
+        splits = ["all"]
+    reports = []
+    # Without any split, the attempt to list one raises the error that explains it.
+    for name in splits or [next(iter(info.splits))]:
+        listing = find_listing(dataset, root, name)
+        table = label_table(dataset, listing, classes)
+        space = ClassSpace(tuple(table_classes(table)))
+        data = Dataset(f"{dataset}/{name}", listing.pairs, space, table, wrong_id=info.wrong_id)
+        reports.append(SplitReport(data, listing, info, info.counts.get(name, ())))
     done, total = 0, sum(len(report.listing.pairs) for report in reports)
     progress(0, total)
     for report in reports:
@@ -180,34 +190,6 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console.print("problems found" if report.problems else "no problems")
 
 
-def _splits(dataset: str, root: str | Path | None) -> list[str]:
-    splits = available_splits(dataset, check_root(dataset, root))
-    if "all" in splits:
-        return ["all"]
-    # Without any split, the attempt to list one raises the error that explains it.
-    return splits or [next(iter(dataset_info(dataset).splits))]
-
-
-def _list_split(
-    dataset: str, root: str | Path | None, split: str, classes: str | Sequence[str] | None
-) -> SplitReport:
-    info = dataset_info(dataset)
-    listing = find_listing(dataset, root, split)
-    table = label_table(dataset, listing, classes)
-    space = ClassSpace(tuple(table_classes(table)))
-    pairs = Dataset(f"{dataset}/{split}", listing.pairs, space, table, wrong_id=info.wrong_id)
-    return SplitReport(pairs, listing, info, info.counts.get(split, ()))
-
-
-@dataclass
-class _PairCheck:
-    """The result for one pair."""
-
-    unreadable: str | None = None
-    size: str | None = None
-    pixels: dict[int, int] = field(default_factory=dict)
-
-
 def _read_all(report: SplitReport) -> Iterator[None]:
     """Read the pairs in threads: decoders release the GIL, so these are as fast as processes."""
     pool = ThreadPoolExecutor()
@@ -215,28 +197,30 @@ def _read_all(report: SplitReport) -> Iterator[None]:
     checks = pool.map(partial(_read, report.dataset), pairs)
     try:
         for pair, check in zip(pairs, checks, strict=True):
-            if check.unreadable:
-                report.unreadable.append(check.unreadable)
-            if check.size:
-                report.sizes.append(check.size)
-            report.pixels.update(check.pixels)
-            for raw_id in check.pixels.keys() - report.dataset.table.ids.keys():
-                report.unknown_ids.setdefault(raw_id, []).append(pair.label)
+            if isinstance(check, Exception):
+                report.unreadable.append(str(check))
+            else:
+                size, pixels = check
+                report.sizes += [size] if size else []
+                report.pixels.update(pixels)
+                for raw_id in pixels.keys() - report.dataset.table.ids.keys():
+                    report.unknown_ids.setdefault(raw_id, []).append(pair.label)
             yield
     finally:  # if the caller stops early, do not wait for the rest
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _read(dataset: Dataset, pair: Pair) -> _PairCheck:
+def _read(dataset: Dataset, pair: Pair) -> tuple[str, dict[int, int]] | Exception:
+    """Return the error if the sizes of a pair differ, else "", and the pixels of each raw id."""
     try:
         image, raw = dataset.read(pair)
     except (ValueError, OSError) as error:
-        return _PairCheck(unreadable=str(error))
+        return error
     label_size = (raw.shape[1], raw.shape[0])
-    size = None if image.size == label_size else size_error(pair, image.size, label_size)
+    size = "" if image.size == label_size else size_error(pair, image.size, label_size)
     counts = np.bincount(raw.ravel())
     pixels = {int(raw_id): int(counts[raw_id]) for raw_id in counts.nonzero()[0]}
-    return _PairCheck(size=size, pixels=pixels)
+    return size, pixels
 
 
 def _examples(what: str, items: Sequence[object]) -> list[str]:

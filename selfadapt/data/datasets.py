@@ -118,7 +118,13 @@ def open_dataset(
         check_number("limit", limit, 1, whole=True)
     check_classes(dataset, classes)
     if dataset == "streets":
-        return _open_streets(split, space, names, NUM_STREETS if limit is None else limit)
+        if split not in LOOKS:
+            raise ValueError(f"streets has no look {split!r}{alternatives(split, LOOKS)}")
+        scenes = [f"{split}-{i:05}" for i in range(NUM_STREETS if limit is None else limit)]
+        pairs = _select([Pair(scene, Path(scene), Path(scene)) for scene in scenes], names)
+        return Streets(
+            f"streets/{split}", pairs, space, class_list_table(CLASSES, "selfadapt.streets")
+        )
     listing = find_listing(dataset, root, split)
     pairs, notes = usable_pairs(info, listing)
     pairs = _select(pairs, names)[:limit]
@@ -207,12 +213,3 @@ def _select(pairs: list[Pair], names: str | Path | None) -> list[Pair]:
         raise ValueError(f"{path} must name pairs, got {got}{example}")
     chosen = set(selected)
     return [pair for pair in pairs if pair.name in chosen]
-
-
-def _open_streets(look: str, space: ClassSpace, names: str | Path | None, number: int) -> Dataset:
-    if look not in LOOKS:
-        raise ValueError(f"streets has no look {look!r}{alternatives(look, LOOKS)}")
-    scenes = [f"{look}-{index:05}" for index in range(number)]
-    pairs = _select([Pair(scene, Path(scene), Path(scene)) for scene in scenes], names)
-    table = class_list_table(CLASSES, "selfadapt.streets")
-    return Streets(f"streets/{look}", pairs, space, table)

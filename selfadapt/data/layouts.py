@@ -60,8 +60,20 @@ def list_pairs(root: Path, layout: Layout, folder: str) -> Listing | None:
     images = find_files(root, layout.images.replace("{split}", folder))
     labels = find_files(root, layout.labels.replace("{split}", folder)) if images else {}
     if layout.split_file and folder:
-        numbers = _read_split_file(root / layout.split_file, folder)
-        images, labels = (_filter_by_number(files, numbers) for files in (images, labels))
+        path = root / layout.split_file
+        try:  # split.mat of GTA has the numbers of each split
+            lists = import_optional("scipy", "data").io.loadmat(path)
+            numbers = {int(number) for number in lists[f"{folder}Ids"].ravel()}
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} does not hold the lists trainIds, valIds, testIds") from error
+        images, labels = (
+            {
+                name: path
+                for name, path in files.items()
+                if name.isdecimal() and int(name) in numbers
+            }
+            for files in (images, labels)
+        )
     if not images or not labels:
         return None
     return Listing(
@@ -133,16 +145,3 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 def _regex(part: str) -> re.Pattern[str]:
     text = re.escape(part).replace(r"\*", "(.*)").replace(r"\{", "(?i:").replace(r"\}", ")")
     return re.compile(text.replace(",", "|"))
-
-
-def _read_split_file(path: Path, split: str) -> set[int]:
-    """Return the numbers of a split in the split.mat of GTA."""
-    try:
-        lists = import_optional("scipy", "data").io.loadmat(path)
-        return {int(number) for number in lists[f"{split}Ids"].ravel()}
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} does not hold the lists trainIds, valIds, testIds") from error
-
-
-def _filter_by_number(files: dict[str, Path], numbers: set[int]) -> dict[str, Path]:
-    return {n: path for n, path in files.items() if n.isdecimal() and int(n) in numbers}

@@ -1,6 +1,5 @@
 """Locate the files of a dataset split, or explain why they are not found."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from selfadapt.data.catalog import DATASETS, DatasetInfo
@@ -40,11 +39,11 @@ def find_listing(dataset: str, root: str | Path | None, split: str) -> Listing:
 def available_splits(dataset: str, root: Path) -> list[str]:
     """Return the splits of a dataset that have files."""
     info = dataset_info(dataset)
-    return [
-        split
-        for split, folder in _possible_splits(info, root)
-        if _listing(info, root, folder) is not None
-    ]
+    folders = dict(info.splits)
+    if dataset == "folder":
+        inner = (path.name for path in sorted(root.glob("images/*/")))
+        folders |= {name: name for name in inner if not name.startswith(".")}
+    return [split for split, folder in folders.items() if _listing(info, root, folder) is not None]
 
 
 def check_root(dataset: str, root: str | Path | None) -> Path:
@@ -60,22 +59,16 @@ def check_root(dataset: str, root: str | Path | None) -> Path:
 
 
 def _split_folder(dataset: str, info: DatasetInfo, split: str) -> str:
+    names = ", ".join(info.splits)
     if split in info.withheld:
-        raise ValueError(f"the labels of {dataset}/{split} are not public; use {_names(info)}")
+        raise ValueError(f"the labels of {dataset}/{split} are not public; use {names}")
     if split in info.splits:
         return info.splits[split]
     if dataset == "folder" and split and not set(split) & set("/\\*{}") and split[0] != ".":
         return split
     raise ValueError(
-        f"{dataset} has no split {split!r};{nearest(split, info.splits)} available: {_names(info)}"
+        f"{dataset} has no split {split!r};{nearest(split, info.splits)} available: {names}"
     )
-
-
-def _possible_splits(info: DatasetInfo, root: Path) -> Iterator[tuple[str, str]]:
-    yield from info.splits.items()
-    if info is DATASETS["folder"]:
-        inner = (path.name for path in sorted(root.glob("images/*/")))
-        yield from ((name, name) for name in inner if not name.startswith("."))
 
 
 def _listing(info: DatasetInfo, root: Path, folder: str) -> Listing | None:
@@ -115,7 +108,3 @@ def _not_found_message(dataset: str, info: DatasetInfo, root: Path, split: str) 
     ]
     text = f"there are no images with labels of {dataset}/{split} under {root}; looked for "
     return f"{text}{', or '.join(patterns)}; {info.missing}".rstrip("; ")
-
-
-def _names(info: DatasetInfo) -> str:
-    return ", ".join(info.splits)

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from selfadapt.checks import check_number
 from selfadapt.data import open_dataset
 from selfadapt.data.reading import read_image_size
-from selfadapt.demo.page import DemoSection, Headline, Scene, page
 from selfadapt.demo.pictures import comparison_pictures, legend, strip, visible_classes
 from selfadapt.demo.tables import (
     DemoCell,
+    DemoSection,
+    Headline,
     MethodChange,
     MethodScore,
+    Scene,
     change_chart,
     change_table,
     change_verdict,
@@ -46,6 +48,7 @@ from selfadapt.metrics import Score
 from selfadapt.models import open_model
 from selfadapt.models.create import SHIPPED
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
+from selfadapt.pages import render
 from selfadapt.patterns import alternatives
 from selfadapt.predict import find_inputs
 from selfadapt.predict.stream import picture_notes
@@ -143,13 +146,10 @@ def demo(
         scene.change._replace(text=f"{scene.change.text} mIoU"),
         f"by self-adaptation on this image ({look}), the median gain of {len(gains)} images",
     )
-    chart = score_chart(overall)
     _write(
-        report,
-        page(
-            STREETS_TITLE, STREETS_TEXT, headline, legend(STREETS_9), chart, verdict, sections,
-            SCORES_FOOTER,
-        ),
+        report, title=STREETS_TITLE, text=STREETS_TEXT, headline=headline,
+        legend=legend(STREETS_9), chart=score_chart(overall), verdict=verdict, sections=sections,
+        footer=SCORES_FOOTER, notes=(),
     )  # fmt: skip
     console.print(f"the report is in {report}", soft_wrap=True)
     return report
@@ -241,11 +241,9 @@ def demo_images(
         scene.strip, scene.change, f"change their class by adaptation: {sections[0].title}"
     )
     _write(
-        report,
-        page(
-            IMAGES_TITLE, text, headline, legend(classes, shown), change_chart(mean),
-            change_verdict(mean), sections, CHANGES_FOOTER, common_notes,
-        ),
+        report, title=IMAGES_TITLE, text=text, headline=headline, legend=legend(classes, shown),
+        chart=change_chart(mean), verdict=change_verdict(mean), sections=sections,
+        footer=CHANGES_FOOTER, notes=common_notes,
     )  # fmt: skip
     console.print(f"the report is in {report}", soft_wrap=True)
     return report, failures
@@ -310,9 +308,9 @@ def _opening_lines(
     return [*trained_on([model]), text]
 
 
-def _write(report: Path, content: str) -> None:
+def _write(report: Path, **content: object) -> None:
     with atomic_write(report) as temporary:
-        temporary.write_text(content, encoding="utf-8")
+        temporary.write_text(render("demo.html", **content), encoding="utf-8")
 
 
 STREETS_TITLE = "A network trained on daylight images, applied to other conditions"

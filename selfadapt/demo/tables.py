@@ -1,4 +1,4 @@
-"""Tables, bars and the verdict of the demo, for the terminal and for the page."""
+"""Tables, bars and the verdict of the demo, for the terminal and for ``pages/demo.html``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from selfadapt.demo.pictures import Picture
 from selfadapt.methods import summary_of
 from selfadapt.metrics import Score
 from selfadapt.result import Result
@@ -63,6 +64,34 @@ class Chart(NamedTuple):
     mark: float | None = None
     """Position of a line across all bars, as a share of the width."""
     note: str = ""
+
+
+class Scene(NamedTuple):
+    """One image with its predictions, and the effect of self-adaptation."""
+
+    title: str
+    pictures: Sequence[Picture]
+    strip: Sequence[Picture]
+    """Image, before, after, and the ground truth or what changed."""
+    change: DemoCell
+    """Gain in mIoU, or share of changed pixels."""
+
+
+class DemoSection(NamedTuple):
+    """A section of the page: a table and its scenes."""
+
+    title: str
+    table: Table
+    scenes: Sequence[Scene]
+    notes: Sequence[str] = ()
+
+
+class Headline(NamedTuple):
+    """The first image of the page, before and after."""
+
+    strip: Sequence[Picture]
+    change: DemoCell
+    caption: str
 
 
 class MethodScore(NamedTuple):

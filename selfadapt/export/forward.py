@@ -34,23 +34,17 @@ class Forward(nn.Module):
         """Return probabilities ``(1, classes, H, W)`` and labels ``(1, H, W)``."""
         x = (image - self.mean) / self.std
         x = x.flip(1) if self.interface.bgr else x
-        height, width = x.shape[-2:]
-        logits = self._logits(x)[..., :height, :width]
-        probs = logits.softmax(dim=1)
-        return probs, probs.argmax(dim=1)
-
-    def _logits(self, x: Tensor) -> Tensor:
-        """Return logits at the size of ``x``, or larger if the network needs padding."""
-        size = x.shape[-2:]
+        size = height, width = x.shape[-2:]
         if self.interface.size is not None:
             x = F.interpolate(x, self.interface.size, mode="bilinear", antialias=True)
         else:
-            height, width = size
             size = torch.Size(map(self._padded, size))
             if (self.interface.divisor, self.interface.minimum) != (1, 1):
                 x = F.pad(x, (0, size[1] - width, 0, size[0] - height), mode="replicate")
         logits = self.interface.class_logits(self.model(x)).clamp_min(MIN_LOGIT)
-        return F.interpolate(logits, size, mode="bilinear", align_corners=False)
+        logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
+        probs = logits[..., :height, :width].softmax(dim=1)
+        return probs, probs.argmax(dim=1)
 
     def _padded(self, length: int) -> int:
         """Round a length up to the next one that the network takes."""

@@ -183,23 +183,20 @@ def exporter_errors(size: Size | None, image: Tensor | None = None) -> Iterator[
     except (MemoryError, OSError):
         raise
     except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = f"{type(cause).__name__}: {shorten(str(cause), 240, placeholder=' ...')}"
         sizes = "any size" if size is None else size_text(size)
         failed_at = ""
         if image is not None and size is None:
             failed_at = f", it fails at {size_text(size_of(image))}"
         raise ValueError(
-            f"this network cannot be exported for images of {sizes}{failed_at}: {_cause(error)}"
+            f"this network cannot be exported for images of {sizes}{failed_at}: {reason}"
             + size_hint(size)
         ) from error
     finally:
         logging.disable(previous)
-
-
-def _cause(error: BaseException) -> str:
-    """Return the root cause in one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {shorten(str(error), 240, placeholder=' ...')}"
 
 
 def size_text(size: Size) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from selfadapt.export.forward import adaptive_pool
 from selfadapt.export.trace import (
@@ -98,14 +99,22 @@ def write_onnx(traced: Trace, path: Path) -> float:
             "write a .pt2 file"
         )
     with exporter_errors(traced.size):
-        program = traced.program.run_decompositions({ADAPTIVE_POOL: adaptive_pool})
+        program = traced.program
+        graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, GraphModule)]
+        if any(node.target is ADAPTIVE_POOL for graph in graphs for node in graph.nodes):
+            program = program.run_decompositions({ADAPTIVE_POOL: adaptive_pool})
         graph: Any = torch.onnx.export(
             program, (traced.images[0],), dynamo=True, opset_version=OPSET, verbose=False,
             input_names=["image"], output_names=["probs", "label"],
         )  # fmt: skip
     for key, value in traced.metadata.items():
         graph.model.metadata_props[key] = value if isinstance(value, str) else json.dumps(value)
-    _name_sizes(graph.model.graph, traced)
+    size = traced.size or ("height", "width")  # readable names of the dynamic dimensions
+    image, (probs, label) = graph.model.graph.inputs[0], graph.model.graph.outputs
+    shape = type(image.shape)
+    image.shape = shape((1, traced.images[0].shape[1], *size))
+    probs.shape = shape((1, traced.probs[0].shape[1], *size))
+    label.shape = shape((1, *size))
     with atomic_write(path) as temporary:
         with exporter_errors(traced.size):
             graph.save(temporary, external_data=False)
@@ -126,16 +135,6 @@ def write_program(traced: Trace, path: Path) -> float:
     with atomic_write(path) as temporary:
         temporary.write_bytes(file.getbuffer())
     return difference
-
-
-def _name_sizes(graph: Any, traced: Trace) -> None:
-    """Give the dynamic dimensions of inputs and outputs readable names."""
-    size = traced.size or ("height", "width")
-    image, (probs, label) = graph.inputs[0], graph.outputs
-    shape = type(image.shape)
-    image.shape = shape((1, traced.images[0].shape[1], *size))
-    probs.shape = shape((1, traced.probs[0].shape[1], *size))
-    label.shape = shape((1, *size))
 
 
 def _run_onnx(path: Path) -> Run:

@@ -22,7 +22,7 @@ from selfadapt.models.address import is_external
 from selfadapt.models.interface import Interface
 from selfadapt.models.spec import ModelSpec, find_architecture
 from selfadapt.models.weights import Weights, WeightsMismatch, check_fit, load_weights, read_weights
-from selfadapt.models.zoo import MODELS, Architecture
+from selfadapt.models.zoo import MODELS
 
 FORMAT = "selfadapt"
 N = TypeVar("N", int, float)
@@ -162,7 +162,13 @@ def recorded_spec(weights: Weights) -> ModelSpec:
             f"{shortened(metadata['classes'])}"
         )
     name = "_".join(metadata[key] for key in ("arch", "backbone") if key in metadata)
-    options = _recorded_options(metadata, find_architecture(name))
+    choices = find_architecture(name).options
+    options = {option: metadata[option] for option in choices if option in metadata}
+    if metadata.get("format") != FORMAT:  # other tools have them as part of a longer text
+        options = {
+            option: next((value for value in choices[option] if value in text), text)
+            for option, text in options.items()
+        }
     norm, dropout = metadata.get("norm", "bn"), _number(metadata, "dropout", 0.0)
     ours = metadata if metadata.get("format") == FORMAT else {}
     return ModelSpec(
@@ -177,14 +183,3 @@ def _number(metadata: Mapping[str, str], name: str, default: N) -> N:
         return type(default)(metadata.get(name, default))
     except ValueError as error:
         raise ValueError(f"{name} must be a number, got {shortened(metadata[name])}") from error
-
-
-def _recorded_options(metadata: Mapping[str, str], architecture: Architecture) -> dict[str, str]:
-    """Return the recorded options; files of other tools have them as part of a longer text."""
-    recorded = {option: metadata[option] for option in architecture.options if option in metadata}
-    if metadata.get("format") == FORMAT:
-        return recorded
-    return {
-        option: next((value for value in architecture.options[option] if value in text), text)
-        for option, text in recorded.items()
-    }

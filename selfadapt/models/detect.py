@@ -71,7 +71,13 @@ def detect(model: nn.Module, given: Interface | None = None) -> Interface:
     interface = replace(interface, bgr=bool(interface.bgr), **_probe(model, interface))
     if given.mean is None and given.std is None and len(interface.mean or ()) != interface.channels:
         interface = replace(interface, mean=None, std=None)  # recorded for other channels
-    return _with_normalisation(interface)
+    channels = interface.channels or 3
+    mean, std = (0.0,) * channels, (1.0,) * channels
+    if channels == 3:
+        mean, std = IMAGENET_MEAN, IMAGENET_STD
+    interface = replace(interface, mean=interface.mean or mean, std=interface.std or std)
+    interface.check_lengths()
+    return interface
 
 
 def is_normalisation_known(model: nn.Module, given: Interface | None, channels: int) -> bool:
@@ -84,17 +90,6 @@ def _merge(interface: Interface, other: Interface) -> Interface:
     """Fill the fields of an interface that are None from another."""
     missing = [field.name for field in fields(Interface) if getattr(interface, field.name) is None]
     return replace(interface, **{name: getattr(other, name) for name in missing})
-
-
-def _with_normalisation(interface: Interface) -> Interface:
-    """Fill in mean and deviation (ImageNet's for colour, else 0 and 1), and check them."""
-    channels = interface.channels or 3
-    mean, std = (0.0,) * channels, (1.0,) * channels
-    if channels == 3:
-        mean, std = IMAGENET_MEAN, IMAGENET_STD
-    interface = replace(interface, mean=interface.mean or mean, std=interface.std or std)
-    interface.check_lengths()
-    return interface
 
 
 # by running it
@@ -211,7 +206,11 @@ def _probe(model: nn.Module, interface: Interface) -> dict[str, Any]:
     if None not in (interface.channels, interface.minimum, interface.divisor, interface.activated):
         return {}  # nothing to determine
     probe = Probe(model)
-    counts = [interface.channels] if interface.channels else _likely_channels(model)
+    if interface.channels:
+        counts = [interface.channels]
+    else:  # that of the first convolution is the most likely
+        of_layers = [m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
+        counts = list(dict.fromkeys([*of_layers[:1], 3, 1, 4, *of_layers[1:4]]))
     attempts = [(channels, rule) for channels in counts for rule in _divisor_rules(interface, 128)]
     attempts += [(counts[0], rule) for rule in _divisor_rules(interface, 512)]
     attempts += [(counts[0], rule) for rule in _fixed_rules(model, interface)]
@@ -375,9 +374,3 @@ def _recorded_sides(model: nn.Module) -> Iterator[int]:
         yield side
     for config in _timm_configs(model):
         yield config.get("input_size", (3, 224, 224))[-1]
-
-
-def _likely_channels(model: nn.Module) -> list[int]:
-    """Return the numbers of input channels to try, the first convolution's first."""
-    counts = [m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
-    return list(dict.fromkeys([*counts[:1], 3, 1, 4, *counts[1:4]]))

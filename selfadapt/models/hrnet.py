@@ -8,7 +8,7 @@ of the weights are those of the authors.
 """
 
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -67,14 +67,13 @@ class FusionModule(nn.Module):
     def forward(self, x: list[Tensor]) -> list[Tensor]:
         """Return the fused branches ``(B, C, h, w)``, the largest first."""
         x = [branch(maps) for branch, maps in zip(self.branches, x, strict=True)]
-        return [self.fuse_act(self._fuse(index, x)) for index in range(len(self.fuse_layers))]
-
-    def _fuse(self, index: int, x: list[Tensor]) -> Tensor:
-        row: Any = self.fuse_layers[index]
-        parts = [layer(maps) for layer, maps in zip(row, x, strict=True)]
-        larger, smaller = parts[: index + 1], parts[index + 1 :]
-        smaller = [_resize(maps, x[index].shape[-2:], self.align_corners) for maps in smaller]
-        return reduce(torch.add, (*larger, *smaller))
+        fused, rows = [], cast(Any, self.fuse_layers)
+        for index, row in enumerate(rows):
+            parts = [layer(maps) for layer, maps in zip(row, x, strict=True)]
+            larger, smaller = parts[: index + 1], parts[index + 1 :]
+            smaller = [_resize(maps, x[index].shape[-2:], self.align_corners) for maps in smaller]
+            fused.append(self.fuse_act(reduce(torch.add, (*larger, *smaller))))
+        return fused
 
 
 def _support_any_size(backbone: nn.Module, align_corners: bool) -> None:

@@ -5,7 +5,7 @@ whereas SaN mixes statistics at inference. Their other weights have BatchNorm's 
 checkpoints of BatchNorm networks, such as ImageNet weights, can be loaded.
 """
 
-from typing import Any
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -127,15 +127,13 @@ def replace_batchnorm(model: nn.Module, norm: str) -> None:
                 f"norm={norm!r} replaces plain BatchNorm2d layers with scale, shift and running "
                 f"statistics, but {name!r} is {layer!r}"
             )
-    replacements = {layer: _replacement(layer, norm) for layer in layers}
+    replacements: dict[nn.Module, nn.Module] = {}
+    for layer in cast(list[nn.BatchNorm2d], list(layers)):
+        new = NORMS[norm](layer.num_features, layer.eps, layer.momentum or 0.1)
+        for kind in ("weight", "bias", "running_mean", "running_var"):
+            setattr(new, kind, getattr(layer, kind))
+        replacements[layer] = new.to(layer.weight).train(layer.training)
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):  # a layer may have several names
             if child in replacements:
                 setattr(module, name, replacements[child])
-
-
-def _replacement(layer: Any, norm: str) -> nn.Module:
-    new = NORMS[norm](layer.num_features, layer.eps, layer.momentum or 0.1)
-    for kind in ("weight", "bias", "running_mean", "running_var"):
-        setattr(new, kind, getattr(layer, kind))
-    return new.to(layer.weight).train(layer.training)

@@ -64,11 +64,14 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
         raise FileNotFoundError(f"there is no weights file {path}")
     metadata: dict[str, str] = {}
     content: Any
-    if _looks_like_safetensors(path) or path.suffix == ".safetensors":
+    with path.open("rb") as file:
+        start = file.read(9)  # of safetensors: the length of a header, then the header
+    has_header = start[8:] == b"{" and int.from_bytes(start[:8], "little") < path.stat().st_size
+    if has_header or path.suffix == ".safetensors":
         try:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
-                content = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            with safe_open(path, "pt") as stored:
+                metadata = stored.metadata() or {}
+                content = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
         except (AttributeError, LookupError, RuntimeError, TypeError) as error:
@@ -100,13 +103,6 @@ def _load_pickle(path: Path) -> Any:
         f"{path} cannot be loaded as tensors alone, and nothing else is loaded for safety; "
         f"{reason}: save its state_dict() instead"
     )
-
-
-def _looks_like_safetensors(path: Path) -> bool:
-    """Return True if a file starts like safetensors: the length of a header, then the header."""
-    with path.open("rb") as file:
-        start = file.read(9)
-    return start[8:] == b"{" and int.from_bytes(start[:8], "little") < path.stat().st_size
 
 
 def _recorded_classes(metadata: Mapping[str, str], content: Any) -> tuple[str, ...] | None:

@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -76,7 +76,9 @@ class PredictFolder(RunStore):
         Returns:
             The inputs without those that are outputs of an earlier run into this folder.
         """
-        existing = self._existing_files(inputs)
+        folders = {self.path / item.subfolder for item in inputs} | {self.path}
+        # Listed before the record is read, which then names what other shares write after this.
+        existing = {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
         reserved, outputs = self._reserved(overwrite=overwrite)
         left = [
             item
@@ -90,8 +92,13 @@ class PredictFolder(RunStore):
         kept = {} if overwrite else reserved
         self.names = kept | choose_names(left, kept)
         self._check_inputs(left)
-        if not overwrite:
-            self._check_foreign([item for item in left if item.file not in reserved], existing)
+        if not overwrite:  # nor are files replaced that no earlier run has written
+            new = [item for item in left if item.file not in reserved]
+            paths = [path for item in new for path in self.paths(item).values()]
+            if not (self.work / RECORD).exists():
+                paths += [self.path / name for name in SHARED_FILES]
+            if foreign := [path for path in paths if path in existing]:
+                raise would_be_replaced(first_few(foreign, 1))
         return left
 
     def base(self, item: Input) -> Path:
@@ -157,15 +164,6 @@ class PredictFolder(RunStore):
         finally:
             release_lock(file)
 
-    def _existing_files(self, inputs: Sequence[Input]) -> set[Path]:
-        """Return the files in all folders that outputs are written to.
-
-        To be called before the record is read: files that other shares write after this are then
-        named in the record.
-        """
-        folders = {self.path / item.subfolder for item in inputs} | {self.path}
-        return {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
-
     def _check_inputs(self, inputs: Sequence[Input]) -> None:
         outputs = {os.path.realpath(p) for item in inputs for p in self.paths(item).values()}
         outputs |= {os.path.realpath(self.path / name) for name in SHARED_FILES}
@@ -179,14 +177,6 @@ class PredictFolder(RunStore):
                     f"{longest} bytes, and at most {MAX_NAME_BYTES} are possible; rename it or "
                     "leave it out"
                 )
-
-    def _check_foreign(self, new: Iterable[Input], existing: set[Path]) -> None:
-        """Refuse to replace files that no earlier run has written."""
-        paths = [path for item in new for path in self.paths(item).values()]
-        if not (self.work / RECORD).exists():
-            paths += [self.path / name for name in SHARED_FILES]
-        if foreign := [path for path in paths if path in existing]:
-            raise would_be_replaced(first_few(foreign, 1))
 
     def _clear(self) -> None:
         for path in self.outputs():

@@ -46,7 +46,12 @@ class VideoWork:
         for number, frame in enumerate(read_frames(self.item.path, self.info)):
             if self.folder.shard.has(number) and not self._has(number):
                 write = partial(_write_frame, parts=self._parts(number))
-                yield Unit(self._frame(number), _image(frame), write)
+                image: Image | Exception
+                try:
+                    image = torch.from_numpy(pixels(frame)).permute(2, 0, 1)
+                except ValueError as error:
+                    image = error
+                yield Unit(self._frame(number), image, write)
 
     def is_ready(self) -> bool:
         """Return True if all frames are done, those of other shares included."""
@@ -57,18 +62,25 @@ class VideoWork:
 
     def finish(self, classes: Classes | None) -> Row:
         """Write the videos; return the row of the whole file."""
-        rows = self._rows()
+        frames = {self._frame(number) for number in range(self.info.num_frames)}
+        by_key = self.journal.rows(lambda key: key in frames)
+        rows = [by_key[key] for key in sorted(by_key, key=lambda key: key.frame or 0)]
         good = [row for row in rows if "error" not in row]
-        video_error = None
+        failed = [row for row in rows if "error" in row]
+        reasons = [self.info.error] if self.info.error else []
+        if failed:
+            first = f"the first is frame {failed[0]['frame']}: {failed[0]['error']}"
+            reasons.append(f"{len(failed)} of {len(rows)} frames could not be segmented, {first}")
         row: Row = {**self.key._asdict(), "frames": self.info.num_frames}
         if good:
             names = predicted_names(classes, len(good[0]["shares"]))
             paths = {k: path for k, path in self.folder.paths(self.item).items() if k != "label"}
             make_folder(self.folder.base(self.item).parent)
             colors = predicted_colors(classes, len(names))
-            video_error = self._write(paths, names, colors) if paths else None
+            if paths and (video_error := self._write(paths, names, colors)):
+                reasons.append(video_error)
             row |= _averages(good)
-        if reasons := [*self._reasons(rows), *([video_error] if video_error else ())]:
+        if reasons:
             row["error"] = "; ".join(reasons)
         return row
 
@@ -77,8 +89,12 @@ class VideoWork:
     ) -> str | None:
         """Write the videos; return the reason if that fails because of the input video."""
         errors = import_optional("av", "video").error
+
+        def masks_at(number: int) -> Masks | None:
+            parts = {part: path for part, path in self._parts(number).items() if path.exists()}
+            return read_masks(parts, names) if "label" in parts else None
+
         try:
-            masks_at = partial(self._masks, names=names)
             write_videos(self.item.path, paths, self.info, masks_at, names, colors)
         except OSError:
             raise
@@ -120,24 +136,6 @@ class VideoWork:
         files = (path for part, path in self._parts(number).items() if part != "source")
         return good is not None and (not good or all(path.exists() for path in files))
 
-    def _masks(self, number: int, names: tuple[str, ...]) -> Masks | None:
-        parts = {part: path for part, path in self._parts(number).items() if path.exists()}
-        return read_masks(parts, names) if "label" in parts else None
-
-    def _rows(self) -> list[Row]:
-        frames = {self._frame(number) for number in range(self.info.num_frames)}
-        rows = self.journal.rows(lambda key: key in frames)
-        return [rows[key] for key in sorted(rows, key=lambda key: key.frame or 0)]
-
-    def _reasons(self, rows: Sequence[Row]) -> list[str]:
-        """Return the reasons why the video, or some of its frames, could not be segmented."""
-        failed = [row for row in rows if "error" in row]
-        reasons = [self.info.error] if self.info.error else []
-        if failed:
-            first = f"the first is frame {failed[0]['frame']}: {failed[0]['error']}"
-            reasons.append(f"{len(failed)} of {len(rows)} frames could not be segmented, {first}")
-        return reasons
-
 
 def _averages(rows: Sequence[Row]) -> Row:
     """Return the size of a video, and the mean time and class shares of its frames."""
@@ -153,13 +151,6 @@ def _averages(rows: Sequence[Row]) -> Row:
         "notes": notes[:MAX_NOTES] + more,
         "shares": [round(sum(values) / len(rows), 6) for values in shares],
     }
-
-
-def _image(frame: object) -> Image | Exception:
-    try:
-        return torch.from_numpy(pixels(frame)).permute(2, 0, 1)
-    except ValueError as error:
-        return error
 
 
 def _write_frame(masks: Masks, image: Image, parts: dict[str, Path]) -> None:

@@ -106,7 +106,12 @@ class PredictRun:
             for item in group if is_video else ():
                 self._segment_video(item)
             self._segment_images([item for item in group if not is_video])
-        self._check_outputs(items)
+        for item in items:
+            if not self._complete(item) and item.file not in self._videos:
+                raise OSError(
+                    f"outputs of {item.path} have disappeared: does another program change "
+                    f"{self.folder.path}? Run the same command again to restore them"
+                )
         if self.folder.shard.total > 1:
             self.journal.refresh()
             summary = self._conclude(num_earlier, start)  # while no other share removes its parts
@@ -135,21 +140,21 @@ class PredictRun:
         return {size: number * len(items) / len(sample) for size, number in sizes.items()}
 
     def _left(self) -> list[Input]:
-        return [
-            item for item in self.inputs if not self._complete(item) or self._lacks_labels(item)
-        ]
+        """Return the files that are not done, and videos of which label files are missing."""
+        left = []
+        for item in self.inputs:
+            labels = self.folder.paths(item).get("label") if item.is_video else None
+            frames = self._earlier.get(item.file, {}).get("frames", 0)
+            lacks_labels = labels is not None and len(list(labels.glob("[0-9]*.png"))) < frames
+            if lacks_labels or not self._complete(item):
+                left.append(item)
+        return left
 
     def _complete(self, item: Input) -> bool:
         """Return True if a file is done, and its outputs still exist."""
         succeeded = self.journal.done.get(self._keys[item.file])
         paths = self.folder.paths(item).values()
         return succeeded is not None and (not succeeded or all(path.exists() for path in paths))
-
-    def _lacks_labels(self, item: Input) -> bool:
-        """Return True if labels of a video that an earlier run has written are missing."""
-        folder = self.folder.paths(item).get("label") if item.is_video else None
-        frames = self._earlier.get(item.file, {}).get("frames", 0)
-        return folder is not None and len(list(folder.glob("[0-9]*.png"))) < frames
 
     def _is_done(self, item: Input) -> bool:
         return self._keys[item.file] in self.journal.done
@@ -198,8 +203,12 @@ class PredictRun:
         """Write a row with its time, after that of all rows of its file: clocks may be wrong."""
         file = row["file"]
         row["at"] = self._last[file] = max(time.time(), self._last.get(file, 0) + 0.001)
-        if row["frame"] is None:
-            self._add_to_table(row)
+        if row["frame"] is None:  # appended, at the end the table is written again
+            shares = row.get("shares", ())
+            if shares and len(shares) != len(self._columns):
+                self._columns = predicted_names(self.classes, len(shares))
+                self._write_table(latest_rows(rows_by_time(self.journal)))
+            append_to_table(self.folder.path / TABLE, row, self.folder.names, self._columns)
         self.journal.write(row)
 
     def _begin_table(self, left: set[str]) -> None:
@@ -214,14 +223,6 @@ class PredictRun:
         if self.folder.shard.total == 1 or not table.is_file() or table.is_symlink():
             self._write_table({file: row for file, row in rows.items() if file not in left})
 
-    def _add_to_table(self, row: Row) -> None:
-        """Append a row; at the end the table is written again from the journal."""
-        shares = row.get("shares", ())
-        if shares and len(shares) != len(self._columns):
-            self._columns = predicted_names(self.classes, len(shares))
-            self._write_table(latest_rows(rows_by_time(self.journal)))
-        append_to_table(self.folder.path / TABLE, row, self.folder.names, self._columns)
-
     def _write_table(self, rows: dict[str, Row]) -> None:
         kept = [rows[file] for file in self.folder.names if file in rows]
         write_table(self.folder.path / TABLE, kept, self.folder.names, self._columns)
@@ -234,15 +235,6 @@ class PredictRun:
                 self._write(work.finish(self.classes))
                 work.clear()
                 del self._videos[file]
-
-    def _check_outputs(self, items: Sequence[Input]) -> None:
-        """Raise OSError if outputs have disappeared."""
-        for item in items:
-            if not self._complete(item) and item.file not in self._videos:
-                raise OSError(
-                    f"outputs of {item.path} have disappeared: does another program change "
-                    f"{self.folder.path}? Run the same command again to restore them"
-                )
 
     def _conclude(self, num_earlier: int, start: float) -> Summary:
         """Write the table and the classes, and return the summary."""

@@ -79,7 +79,9 @@ def image_units(
     outputs: Sequence[str],
 ) -> Units:
     """Yield the units of image files, which are read ahead."""
-    takes_rgb = _takes_rgb(method)
+    members = getattr(method, "members", (method,))  # of an ensemble
+    interfaces = [getattr(member, "interface", None) for member in members]
+    takes_rgb = all(isinstance(i, Interface) and i.channels in (None, 3) for i in interfaces)
 
     def read(path: Path) -> tuple[Image | Exception, tuple[str, ...]]:
         try:
@@ -129,8 +131,7 @@ def stream(
                 if unit is None:
                     break
                 segmented = _segment(method, unit, classes, probs)
-                while len(pending) >= max_pending:
-                    yield _wait(*pending.popleft())
+                yield from _finished(pending, max_pending - 1)
                 if isinstance(segmented, Exception):
                     record(unit.key, segmented)
                     writing: Future[UnitOutcome] = Future()
@@ -138,19 +139,11 @@ def stream(
                 else:
                     writing = writers.submit(_write, unit, *segmented, record)
                 pending.append((unit.key, writing))
-                while pending and pending[0][1].done():
-                    yield _wait(*pending.popleft())
+                yield from _finished(pending, max_pending)
         except (KeyboardInterrupt, Exception):  # not GeneratorExit, after which one must not yield
-            yield from _drain(pending)
+            yield from _finished(pending)
             raise
-        yield from _drain(pending)
-
-
-def _takes_rgb(method: Callable[[Image], Result]) -> bool:
-    """Return True if the networks of a method take RGB images for sure."""
-    members = getattr(method, "members", (method,))
-    interfaces = [getattr(member, "interface", None) for member in members]
-    return all(isinstance(i, Interface) and i.channels in (None, 3) for i in interfaces)
+        yield from _finished(pending)
 
 
 @contextmanager
@@ -200,12 +193,8 @@ def _write(unit: Unit, result: Result, masks: Masks, record: Record) -> UnitOutc
     return outcome
 
 
-def _drain(pending: deque[tuple[Any, Future[UnitOutcome]]]) -> UnitOutcomes:
-    """Yield the outcomes that are still being written."""
-    while pending:
-        yield _wait(*pending.popleft())
-
-
-def _wait(key: Any, writing: Future[UnitOutcome]) -> tuple[Any, UnitOutcome]:
-    """Wait until the outputs of an image are written; raise the error if that failed."""
-    return key, writing.result()
+def _finished(pending: deque[tuple[Any, Future[UnitOutcome]]], left: int = 0) -> UnitOutcomes:
+    """Yield outcomes once their outputs are written, until only ``left`` unfinished ones remain."""
+    while pending and (len(pending) > left or pending[0][1].done()):
+        key, writing = pending.popleft()
+        yield key, writing.result()

@@ -54,20 +54,20 @@ class Domain:
 
 def open_domains(config: EvaluateConfig) -> list[Domain]:
     """Open the validation domain and the targets; raise ValueError for images in two of them."""
-    data = open_datasets([_with_root(domain, config) for domain in config.domains], config.space)
+    located = []
+    for domain_config in config.domains:
+        name = domain_config.dataset
+        if domain_config.root is None and name not in ("streets", "folder"):
+            root = Path(config.data) / name.partition("-")[0]
+            domain_config = replace(domain_config, root=str(root))
+        located.append(domain_config)
+    data = open_datasets(located, config.space)
     domains = [Domain(*pair) for pair in zip(config.domains, data, strict=True)]
     for domain in domains:
         _check_names(domain)
         _check_sizes(domain)
     _check_shared(domains)
     return domains
-
-
-def _with_root(domain: DomainConfig, config: EvaluateConfig) -> DomainConfig:
-    """Return a domain with its root; the default is a folder named like the dataset."""
-    if domain.root is not None or domain.dataset in ("streets", "folder"):
-        return domain
-    return replace(domain, root=str(Path(config.data) / domain.dataset.partition("-")[0]))
 
 
 def _check_names(domain: Domain) -> None:

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from math import isqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,29 +136,6 @@ class Loaded(NamedTuple):
     """Sizes of the two files in bytes; None for rendered images."""
 
 
-class RunningIoU:
-    """The mean IoU of the images of a domain so far, to be computed only now and then."""
-
-    def __init__(self, domain: Domain) -> None:
-        self._confusion = np.zeros(len(domain.data.space.names) ** 2, np.int64)
-        self._last_update = float("-inf")
-
-    def add(self, row: Row) -> bool:
-        """Add the row of an image; return True if it is time to show the mean IoU again."""
-        self._confusion += row["confusion"]
-        now = time.monotonic()
-        if now - self._last_update < IOU_INTERVAL_S:
-            return False
-        self._last_update = now
-        return True
-
-    @property
-    def mean_iou(self) -> float:
-        """The mean IoU of the images so far."""
-        num = isqrt(len(self._confusion))
-        return float(iou(torch.from_numpy(self._confusion).reshape(num, num)).nanmean())
-
-
 class Evaluation:
     """One evaluation, or a share of it."""
 
@@ -248,13 +224,20 @@ class Evaluation:
     ) -> None:
         """Segment these images of a domain with all trials, unless they already have rows."""
         missing = [n for n in numbers if self._missing(domain, n, trials)]
-        running = RunningIoU(domain)
+        num_classes = len(domain.data.space.names)
+        confusion = np.zeros(num_classes**2, np.int64)  # of the last trial, to show its mean IoU
+        shown_at = float("-inf")
 
         def write_row(compute_row: Callable[[], Row], trial: Trial) -> None:
+            nonlocal confusion, shown_at
             row = compute_row()
             self.journal.write(row)
-            if trial is trials[-1] and "error" not in row and running.add(row):
-                progress.update(note=f"mIoU {100 * running.mean_iou:.1f}")
+            if trial is trials[-1] and "error" not in row:
+                confusion += row["confusion"]
+                if time.monotonic() - shown_at >= IOU_INTERVAL_S:
+                    shown_at = time.monotonic()
+                    counts = torch.from_numpy(confusion).reshape(num_classes, num_classes)
+                    progress.update(note=f"mIoU {100 * float(iou(counts).nanmean()):.1f}")
             progress.advance()
 
         with ThreadPoolExecutor(1) as row_writer:  # works while a GPU segments the next image

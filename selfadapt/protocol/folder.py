@@ -59,14 +59,27 @@ class EvaluationFolder(RunStore):
             "networks": {name: fingerprint(model) for name, model in models.items()},
             "images": {domain.label: domain.fingerprint() for domain in domains},
         }
-        self.open(identity, _details(config, models, domains, device), overwrite=overwrite)
-        if retry:
-            self._drop_rows(domains)
-        self._compare_files(domains)
-
-    def _compare_files(self, domains: Sequence[Domain]) -> None:
-        """Raise ValueError if files have changed since their rows were written."""
+        specs = {name: model.spec for name, model in models.items()}
+        notes = [f"{domain.label}: {note}" for domain in domains for note in domain.data.notes]
+        details = {
+            "version": __version__,
+            "recipe": asdict(config),
+            "classes": config.space.names,
+            "networks": {
+                name: {"name": spec.name, "norm": spec.norm, "dropout": spec.dropout}
+                for name, spec in specs.items()
+            },
+            "images": {domain.label: len(domain.data) for domain in domains},
+            "notes": notes,
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        }
+        self.open(identity, details, overwrite=overwrite)
         has_changed = _change_test(domains)
+        if retry:
+            drop_rows(self.rows, lambda row: "error" in row or has_changed(row))
+            for path in drawn_pictures(self.path):  # they may show images that have changed
+                path.unlink()
         for row in iter_rows(self.rows):
             if has_changed(row):
                 raise ValueError(
@@ -74,13 +87,6 @@ class EvaluationFolder(RunStore):
                     f"{self.path} was written: restore the file, use --retry to segment the new "
                     "one, give another folder, or use --overwrite to start again"
                 )
-
-    def _drop_rows(self, domains: Sequence[Domain]) -> None:
-        """Remove rows of failed images and of changed files, and pictures, which may show them."""
-        has_changed = _change_test(domains)
-        drop_rows(self.rows, lambda row: "error" in row or has_changed(row))
-        for path in drawn_pictures(self.path):
-            path.unlink()
 
     def outputs(self) -> Iterator[Path]:
         """Yield the existing files of the run except for the record; of pictures, those drawn."""
@@ -130,29 +136,6 @@ def _change_test(domains: Sequence[Domain]) -> Callable[[Row], bool]:
         return sizes is not None and image in numbers and sizes != file_sizes(image)
 
     return has_changed
-
-
-def _details(
-    config: EvaluateConfig,
-    models: Mapping[str, Any],
-    domains: Sequence[Domain],
-    device: torch.device,
-) -> dict[str, Any]:
-    """Return the details of a run for its record."""
-    specs = {name: model.spec for name, model in models.items()}
-    return {
-        "version": __version__,
-        "recipe": asdict(config),
-        "classes": config.space.names,
-        "networks": {
-            name: {"name": spec.name, "norm": spec.norm, "dropout": spec.dropout}
-            for name, spec in specs.items()
-        },
-        "images": {domain.label: len(domain.data) for domain in domains},
-        "notes": [f"{domain.label}: {note}" for domain in domains for note in domain.data.notes],
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-    }
 
 
 def read_record(folder: Path) -> dict[str, Any]:

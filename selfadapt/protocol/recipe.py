@@ -97,7 +97,13 @@ class MethodConfig:
         for kind, values in (*self.tune.items(), *self.sweep.items()):
             if not isinstance(values, list) or not values:
                 raise ValueError(f"{self.name}: {kind} must have values to try, got {values!r}")
-            if len(set(map(_normalized_json, values))) < len(values):
+            try:
+                different = {json.dumps(plain(value)) for value in values}
+            except TypeError:
+                raise ValueError(
+                    f"a value to try must be a number, a text or a list of them, got {values!r}"
+                ) from None
+            if len(different) < len(values):
                 raise ValueError(f"{self.name}: the values of {kind} must differ, got {values}")
         timed = [*self.tune.get("budget_ms", ()), *self.sweep.get("budget_ms", ())]
         if any(limit is not None for limit in (self.settings.get("budget_ms"), *timed)):
@@ -251,15 +257,6 @@ def _check_names(kind: str, names: Iterable[str], advice: str) -> None:
     name, count = Counter(names).most_common(1)[0]
     if count > 1:
         raise ValueError(f"{count} {kind}s are called {name!r}; {advice}")
-
-
-def _normalized_json(value: Any) -> str:
-    try:
-        return json.dumps(plain(value))
-    except TypeError:
-        raise ValueError(
-            f"a value to try must be a number, a text or a list of them, got {value!r}"
-        ) from None
 
 
 def plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The results of an evaluation: its recipe, tuned settings, and sums over the rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -129,8 +129,18 @@ class Results:
         """Return the scores of a trial on a domain."""
         key = domain, trial.key
         if key not in self._scores:
-            rows = self._by_trial.pop(key, [])
-            self._scores[key] = _sum_rows(rows, len(self.config.space.names))
+            scores = DomainScores(len(self.config.space.names))
+            for row in self._by_trial.pop(key, ()):
+                if "error" in row:
+                    scores.errors[row["image"]] = row["error"]
+                    continue
+                scores.images.append(row["image"])
+                scores.parts.append(counts_of(dict(row)))
+                scores.ms.append(row["ms"])
+                if row["mb"] is not None:
+                    scores.megabytes.append(row["mb"])
+                scores.notes += row["notes"]
+            self._scores[key] = scores
         return self._scores[key]
 
     def trials(self) -> dict[str, Trial]:
@@ -195,7 +205,11 @@ def read_results(folder: str | Path) -> Results:
             choice = choices[method.name]
             for settings in (choice.chosen, *(tried for tried, _ in choice.tried)):
                 trial_of(config, method, **settings)
-            _check_choice(method, choice)
+            best = max((score for _, score in choice.tried), default=None)
+            if choice.tried and (choice.chosen, best) not in map(tuple, choice.tried):
+                raise ValueError(f"{choice.chosen} was not chosen")
+            if not (method.tune or method.same_as) and choice.chosen:
+                raise ValueError(f"{method.name} has no settings to tune")
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder / 'chosen.json'} is damaged: it must list the tried settings of each method, "
@@ -204,15 +218,6 @@ def read_results(folder: str | Path) -> Results:
     keys = Results(config, choices, {}).trials()
     rows = read_rows(folder / "rows", TrialKey, lambda key: key.trial in keys)
     return Results(config, choices, rows, read_errors(folder / "rows", TrialKey))
-
-
-def _check_choice(method: MethodConfig, choice: Choice) -> None:
-    """Raise ValueError unless the settings with the highest validation score are chosen."""
-    best = max((score for _, score in choice.tried), default=None)
-    if choice.tried and (choice.chosen, best) not in map(tuple, choice.tried):
-        raise ValueError(f"{choice.chosen} was not chosen")
-    if not (method.tune or method.same_as) and choice.chosen:
-        raise ValueError(f"{method.name} has no settings to tune")
 
 
 def config_of(content: Mapping[str, Any]) -> EvaluateConfig:
@@ -226,18 +231,3 @@ def config_of(content: Mapping[str, Any]) -> EvaluateConfig:
             "methods": [MethodConfig(**method) for method in content["methods"]],
         }
     )
-
-
-def _sum_rows(rows: Iterable[Mapping[str, Any]], num_classes: int) -> DomainScores:
-    scores = DomainScores(num_classes)
-    for row in rows:
-        if "error" in row:
-            scores.errors[row["image"]] = row["error"]
-            continue
-        scores.images.append(row["image"])
-        scores.parts.append(counts_of(dict(row)))
-        scores.ms.append(row["ms"])
-        if row["mb"] is not None:
-            scores.megabytes.append(row["mb"])
-        scores.notes += row["notes"]
-    return scores

@@ -39,6 +39,11 @@ class Section:
     pictures: list[dict[str, Any]] = field(default_factory=list)
     """Entries of the run's ``pictures/index.json``."""
 
+    @property
+    def anchor(self) -> str:
+        """The address of the section in the page."""
+        return self.title.lower().replace(" ", "-")
+
 
 class ReportContext:
     """Results, record and pictures of a run, and tables of them."""

@@ -1,7 +1,6 @@
-"""Tables in Markdown, LaTeX, CSV and HTML."""
+"""Tables in Markdown, LaTeX and CSV."""
 
 import csv
-import html
 import io
 import re
 from collections.abc import Sequence
@@ -25,8 +24,8 @@ class Grid:
     """Which value of each column is set in bold."""
     digits: int = 2
 
-    def texts(self) -> list[list[tuple[str, bool]]]:
-        """Return the text of each cell, and whether it is the best of its column."""
+    def texts(self) -> list[list[tuple[str, str]]]:
+        """Return the text of each cell, and its style: ``best`` in its column, or none."""
         pick = {"high": max, "low": min}.get(self.best or "")
         best_values = []
         for column in zip(*self.rows, strict=True):
@@ -34,7 +33,7 @@ class Grid:
             best_values.append(pick(numbers) if pick and len(numbers) > 1 else None)
         return [
             [
-                (self._text(value), best is not None and value == best)
+                (self._text(value), "best" if best is not None and value == best else "")
                 for value, best in zip(row, best_values, strict=True)
             ]
             for row in self.rows
@@ -75,28 +74,13 @@ def to_csv(grid: Grid) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(map(csv_cell, grid.columns))
     for row in grid.rows:
-        writer.writerow(map(_csv_cell, row))
+        writer.writerow(
+            "" if value is None or value != value
+            else value if isinstance(value, str) and NUMBER_TEXT.fullmatch(value)
+            else csv_cell(value)
+            for value in row
+        )  # fmt: skip
     return file.getvalue()
-
-
-def to_html(grid: Grid) -> str:
-    """Return an HTML table."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in grid.columns)
-    body = ""
-    for row in grid.texts():
-        cells = ""
-        for text, best in row:
-            shown = html.escape(text)
-            cells += f"<td>{f'<b>{shown}</b>' if best else shown}</td>"
-        body += f"<tr>{cells}</tr>\n"
-    return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
-
-
-def _csv_cell(value: Cell) -> object:
-    if value is None or value != value:
-        return ""
-    is_number = isinstance(value, str) and NUMBER_TEXT.fullmatch(value)
-    return value if is_number else csv_cell(value)
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """The report: a self-contained HTML page, and every table and figure as a file."""
 
-import html
 import io
 import json
 import os
@@ -20,10 +19,11 @@ from selfadapt.files import (
     would_be_replaced,
 )
 from selfadapt.images import data_uri
+from selfadapt.pages import render
 from selfadapt.protocol.folder import is_picture_name, read_record
 from selfadapt.protocol.results import read_results
-from selfadapt.report.context import ReportContext, ReportItem, Section
-from selfadapt.report.formats import Grid, to_csv, to_html, to_latex, to_markdown
+from selfadapt.report.context import ReportContext, Section
+from selfadapt.report.formats import Grid, to_csv, to_latex, to_markdown
 from selfadapt.report.sections import SECTIONS
 from selfadapt.runs.store import read_json
 
@@ -32,6 +32,10 @@ PARTS = ("tables", "figures")
 FILES = ".report.json"
 """The files that a report has written, of which the next one removes those that it replaces."""
 FORMATS: dict[str, Callable[[Grid], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
+FIGURE_FORMATS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": 130},
+    "pdf": {"metadata": {"CreationDate": None}},
+}
 
 
 def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -63,9 +67,20 @@ def write_report(run: str | Path, folder: str | Path, *, overwrite: bool = False
     sections = [section for make in SECTIONS if (section := make(context)) is not None]
     _set_file_names(sections)
     files: dict[str, bytes] = {}
-    body = "".join(_section_html(section, run, files) for section in sections)
-    links = " ".join(f'<a href="#{_anchor(s)}">{html.escape(s.title)}</a>' for s in sections)
-    content = PAGE.replace("LINKS", links).replace("SECTIONS", body)
+    for item in (item for section in sections for item in section.items):
+        if item.grid is not None:
+            for suffix, to_text in FORMATS.items():
+                files[f"tables/{item.name}.{suffix}"] = to_text(item.grid).encode()
+        if item.figure is not None:
+            for suffix, options in FIGURE_FORMATS.items():
+                file = io.BytesIO()
+                item.figure.savefig(file, format=suffix, **options)
+                files[f"figures/{item.name}.{suffix}"] = file.getvalue()
+
+    def image(name: str) -> str:
+        return data_uri(files[name] if name in files else (run / name).read_bytes(), "PNG")
+
+    content = render("report.html", title="Evaluation", sections=sections, image=image, footer="")
     _replace_report(folder, {**files, page.name: content.encode()})
     return page
 
@@ -151,69 +166,3 @@ def _set_file_names(sections: Sequence[Section]) -> None:
             name, number = f"{base}_{number}", number + 1
         taken.add(name)
         item.name = name
-
-
-def _section_html(section: Section, run: Path, files: dict[str, bytes]) -> str:
-    parts = [f'<h2 id="{_anchor(section)}">{html.escape(section.title)}</h2>']
-    parts.append(f"<p>{html.escape(section.text)}</p>")
-    parts += [_item_html(item, files) for item in section.items]
-    parts += [_picture_html(picture, run) for picture in section.pictures]
-    return f"<section>{''.join(parts)}</section>\n"
-
-
-def _item_html(item: ReportItem, files: dict[str, bytes]) -> str:
-    """Return the HTML of an item, and add its files to ``files``."""
-    content = ""
-    if item.grid is not None:
-        for suffix, to_text in FORMATS.items():
-            files[f"tables/{item.name}.{suffix}"] = to_text(item.grid).encode()
-        content += to_html(item.grid)
-    if item.figure is not None:
-        png, pdf = io.BytesIO(), io.BytesIO()
-        item.figure.savefig(png, format="png", dpi=130)
-        item.figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
-        files[f"figures/{item.name}.png"] = png.getvalue()
-        files[f"figures/{item.name}.pdf"] = pdf.getvalue()
-        content += _image_html(png.getvalue(), item.caption, "figure")
-    return f"<figure>{content}<figcaption>{html.escape(item.caption)}</figcaption></figure>"
-
-
-def _picture_html(picture: dict[str, Any], run: Path) -> str:
-    change = f"{100 * picture['change']:+.1f} points"
-    caption = f"{picture['domain']}, {picture['image']}, {picture['kind']}: {change}"
-    image = _image_html((run / "pictures" / picture["file"]).read_bytes(), caption, "picture")
-    return f"<figure>{image}<figcaption>{html.escape(caption)}</figcaption></figure>"
-
-
-def _image_html(content: bytes, text: str, kind: str) -> str:
-    return f'<img class="{kind}" alt="{html.escape(text)}" src="{data_uri(content, "PNG")}">'
-
-
-def _anchor(section: Section) -> str:
-    return section.title.lower().replace(" ", "-")
-
-
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>selfadapt report</title>
-<link rel="icon" href="data:,">
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem;
-  color: #1a1a1a }
-nav { display: flex; flex-wrap: wrap; gap: .3rem 1rem; margin-bottom: 2rem }
-section { margin-bottom: 3rem }
-figure { margin: 1rem 0 }
-figcaption { color: #555; font-size: .9rem }
-img { max-width: 100% } img.figure { max-height: 34rem } img.picture { width: 100% }
-.wide { overflow-x: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
-td, th { padding: .2rem .8rem .2rem 0; text-align: right; white-space: nowrap }
-td:first-child, th:first-child { text-align: left }
-tr:first-child th { border-bottom: 1px solid #888 }
-</style>
-<h1>Evaluation</h1>
-<nav>LINKS</nav>
-SECTIONS
-</html>
-"""

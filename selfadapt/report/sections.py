@@ -310,6 +310,11 @@ def images(context: ReportContext) -> Section | None:
     columns = ("method", "images", "mean", "worst", "worse %", "by more than 5", "by more than 10")
     caption = "Change of the IoU of each image against the source network, in points, all targets."
     shown = shown_method(results)
+    by_target = []
+    if shown is not None and len(results.targets) > 1:
+        text = f"{shown}: change of the IoU of each image, by target."
+        figure = histograms(_changes(results, shown))
+        by_target.append(ReportItem("changes_by_domain", text, figure=figure))
     return Section(
         "Image by image",
         "Not every image improves. Pictures: image, ground truth, source network, adapted "
@@ -317,7 +322,7 @@ def images(context: ReportContext) -> Section | None:
         [
             ReportItem("changes", caption, Grid(columns, rows)),
             ReportItem("changes_histogram", caption, figure=histograms(changes)),
-            *_target_histograms(results),
+            *by_target,
         ],
         context.pictures,
     )
@@ -334,15 +339,6 @@ def _changes(results: Results, label: str) -> dict[str, list[float]]:
         )
         for domain in results.targets
     }
-
-
-def _target_histograms(results: Results) -> list[ReportItem]:
-    """Return histograms by target of the method that the pictures show."""
-    label = shown_method(results)
-    if label is None or len(results.targets) < 2:
-        return []
-    caption = f"{label}: change of the IoU of each image, by target."
-    return [ReportItem("changes_by_domain", caption, figure=histograms(_changes(results, label)))]
 
 
 def record(context: ReportContext) -> Section:

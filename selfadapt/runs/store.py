@@ -129,7 +129,10 @@ class RunStore:
 
     def check(self, identity: Mapping[str, Any], *, overwrite: bool = False) -> bool:
         """Return True if there is a run to continue; raise an error if it is a different one."""
-        self._refuse_links()
+        is_own = self.work != self.path
+        for path in (self.work, *self.work.glob("*")) if is_own else (self.rows,):
+            if path.is_symlink():  # files of others would be changed there
+                raise ValueError(f"{path} must not be a symbolic link; remove it")
         is_empty = not self.work.is_dir() or all(p.name[0] == "." for p in self.work.iterdir())
         if not (self.work / RECORD).exists():  # checked last: another share may be writing it
             if not is_empty:
@@ -268,13 +271,6 @@ class RunStore:
                     f"another process works in {self.path}; wait for it, or give another folder"
                 )
             time.sleep(0.1)
-
-    def _refuse_links(self) -> None:
-        """Refuse folders of ours that are links: files of others would be changed there."""
-        is_own = self.work != self.path
-        for path in (self.work, *self.work.glob("*")) if is_own else (self.rows,):
-            if path.is_symlink():
-                raise ValueError(f"{path} must not be a symbolic link; remove it")
 
     def _clear(self) -> None:
         paths = [path for path in self.outputs() if holds(self.path, path)]

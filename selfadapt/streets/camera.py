@@ -13,38 +13,26 @@ def take_picture(light: np.ndarray, look: Look, rng: np.random.Generator) -> np.
     light = light * gain.astype(np.float32)[:, None, None]
     for _ in range(look.blur):
         light = blur(light)
-    _desaturate(light, look.saturation)
-    light *= _vignette(light.shape[1:], look.vignette)
-    screen = _tone_mapped(light, look.contrast)
+    if look.saturation != 1:
+        gray = (light[0] + light[1] + light[2]) * ((1 - look.saturation) / 3)
+        light *= look.saturation
+        light += gray
+    # vignette: darker towards the corners
+    down, across = (np.linspace(-1, 1, size, dtype=np.float32) for size in light.shape[1:])
+    light *= 1 - look.vignette / 2 * ((down * down)[:, None] + across * across)
+    # tone curve: a square root with a soft shoulder, and contrast; about 0 to 1
+    np.maximum(light, 0, out=light)
+    light *= (1 + light * 0.12) / (1 + light * 0.4)
+    screen = np.sqrt(light, out=light)
+    screen -= 0.5
+    screen *= look.contrast
+    screen += 0.5
+    np.maximum(screen, 0, out=screen)
     screen += _noise(light.shape, look.noise, rng)
     screen *= 255
     screen += 0.5
     levels = np.clip(screen, 0, 255, out=screen).astype(np.uint8)
     return np.ascontiguousarray(levels.transpose(1, 2, 0))
-
-
-def _desaturate(light: np.ndarray, saturation: float) -> None:
-    if saturation != 1:
-        gray = (light[0] + light[1] + light[2]) * ((1 - saturation) / 3)
-        light *= saturation
-        light += gray
-
-
-def _vignette(shape: tuple[int, ...], amount: float) -> np.ndarray:
-    """Return the factor on the light, lower towards the corners."""
-    down, across = (np.linspace(-1, 1, size, dtype=np.float32) for size in shape)
-    return 1 - amount / 2 * ((down * down)[:, None] + across * across)
-
-
-def _tone_mapped(light: np.ndarray, contrast: float) -> np.ndarray:
-    """Apply the tone curve: a square root with a soft shoulder and contrast; about 0 to 1."""
-    np.maximum(light, 0, out=light)
-    light *= (1 + light * 0.12) / (1 + light * 0.4)
-    screen = np.sqrt(light, out=light)
-    screen -= 0.5
-    screen *= contrast
-    screen += 0.5
-    return np.maximum(screen, 0, out=screen)
 
 
 def _noise(shape: tuple[int, ...], strength: float, rng: np.random.Generator) -> np.ndarray:

@@ -53,8 +53,13 @@ class AugmentConfig:
             check_number(name, getattr(self, name), 0, 1)
         limits = {"scale": (1e-6, 1), "ratio": (1e-3, 1e3), "hue": (0.5, 1.5), "blur": (0, 5)}
         for name in ("scale", "ratio", "brightness", "contrast", "saturation", "hue", "blur"):
-            if (pair := getattr(self, name)) is not None:
-                _check_range(name, pair, limits.get(name, (0, 100)))
+            pair = getattr(self, name) or ()
+            for value in pair:
+                check_number(name, value, *limits.get(name, (0, 100)))
+            if pair and pair[0] > pair[1]:
+                raise ValueError(
+                    f"{name} must be the lower and the upper end of a range, got {pair}"
+                )
 
 
 class ColorChange(NamedTuple):
@@ -142,10 +147,3 @@ def _change_colors(image: Tensor, color: ColorChange) -> Tensor:
         image = TF.adjust_saturation(image, saturation)
         image = TF.adjust_hue(image, hue)
     return TF.rgb_to_grayscale(image, num_output_channels=3) if color.gray else image
-
-
-def _check_range(name: str, pair: Range, limits: Range) -> None:
-    for value in pair:
-        check_number(name, value, *limits)
-    if pair[0] > pair[1]:
-        raise ValueError(f"{name} must be the lower and the upper end of a range, got {pair}")

@@ -162,16 +162,20 @@ def read_batches(
         prefetch_factor=4 if workers else None,
         worker_init_fn=exit_with_parent,
     )
-    for batch in explain_killed_workers(loader):
-        if isinstance(batch, Exception):
-            raise batch
-        yield batch
+    yield from load(loader)
 
 
-def explain_killed_workers(loader: Iterable[Any]) -> Iterator[Any]:
-    """Iterate over a DataLoader; raise OSError with advice if a worker was killed."""
+def load(loader: Iterable[Any]) -> Iterator[Any]:
+    """Iterate over a DataLoader, whose dataset returns errors; raise those, and explain others.
+
+    Raises:
+        OSError: A worker was killed.
+    """
     try:
-        yield from loader
+        for item in loader:
+            if isinstance(item, Exception):
+                raise item
+            yield item
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise

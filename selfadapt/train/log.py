@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ class Log:
     def __init__(self, folder: Path, step: int, epoch: int) -> None:
         self.steps = CsvLog(folder / "log.csv", STEPS, step)
         self.validation = CsvLog(folder / "validation.csv", VALIDATION, epoch)
-        self._board = _tensorboard(folder, step)
+        self._board: Any = None
+        with suppress(ImportError):  # TensorBoard is optional
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def step(self, step: int, epoch: int, loss: float, lr: float, speed: float) -> None:
         """Log a step."""
@@ -78,14 +83,6 @@ class Log:
     def _scalar(self, name: str, value: float, step: int) -> None:
         if self._board is not None:
             self._board.add_scalar(name, value, step)
-
-
-def _tensorboard(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
 
 def draw_curves(folder: Path) -> None:

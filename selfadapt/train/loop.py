@@ -6,6 +6,7 @@ them are kept, and the state to resume from is saved.
 """
 
 import shutil
+import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -109,7 +110,13 @@ class TrainingRun:
             self.folder.keep(self._best_epochs())
             self.folder.write_json(self.folder.path / "recipe.json", asdict(self.config))
             self.log = Log(self.folder.path, self.state.step, self.epoch)
-        self._print_start()
+        for domain in filter(None, (self.source, self.validation)):
+            for note in domain.notes:
+                self.fabric.print(f"note: {domain.name}: {note}")
+        if self.state.step == self.num_steps:
+            self.fabric.print(f"this run is finished: all {self.num_steps} steps are done")
+        elif self.state.step:
+            self.fabric.print(f"going on after step {self.state.step} of {self.num_steps}")
 
     def train(self) -> None:
         """Take the remaining steps, and validate after epochs."""
@@ -198,21 +205,17 @@ class TrainingRun:
         due = self.epoch >= config.validate_from and self.epoch % config.validate_every == 0
         if last or (due and self.validation is not None):
             with self.trainer.averaged():
-                self._update_statistics()
+                self.trainer.share_statistics()
+                if config.statistics_batches:  # over crops that no step uses
+                    stop = self.num_steps + config.statistics_batches
+                    inputs = self.inputs(self.num_steps, stop, config.statistics_augment)
+                    self.trainer.average_statistics(x for x, _ in inputs)
                 if self.validation is not None:
                     self._validate(self.validation)
         self._save_state()
         if self.fabric.is_global_zero:  # no saved state refers to the others any more
             self.folder.keep(self._best_epochs())
         self.trainer.train_mode()
-
-    def _update_statistics(self) -> None:
-        """Synchronise BatchNorm statistics between processes, and average them if configured."""
-        self.trainer.share_statistics()
-        if self.config.statistics_batches:  # over crops that no step uses
-            stop = self.num_steps + self.config.statistics_batches
-            inputs = self.inputs(self.num_steps, stop, self.config.statistics_augment)
-            self.trainer.average_statistics(x for x, _ in inputs)
 
     def _validate(self, domain: Dataset) -> None:
         """Evaluate on the validation domain; save the network if it is the best for any alpha."""
@@ -255,50 +258,45 @@ class TrainingRun:
         if self.fabric.is_global_zero:
             with self.trainer.averaged():
                 save_model(self.trainer.model.eval(), folder / "last.safetensors")
-            chosen = self._best()
+            chosen: dict[str, Any] | None = None
+            if self.state.best:  # over all alphas
+                alpha, (score, epoch) = max(self.state.best.items(), key=lambda item: item[1][0])
+                chosen = {"alpha": float(alpha), "mIoU": score, "epoch": epoch}
             source = folder / "last.safetensors"
             if chosen:
                 source = self.folder.intact_checkpoint(chosen["epoch"], self.state)
             with atomic_write(best) as temporary:
                 shutil.copyfile(source, temporary)
-            if not (
-                folder / "summary.json"
-            ).exists():  # absent unless a finished run is started again
-                self.folder.write_json(folder / "summary.json", self._summary(chosen))
+            speed = statistics.median_high(self.state.images_per_s)
+            if not (folder / "summary.json").exists():  # else a finished run was started again
+                device = self.fabric.device
+                cuda = device.type == "cuda"
+                content = {
+                    "best": chosen,
+                    "best by alpha": self.state.best,
+                    "steps": self.num_steps,
+                    "images_per_s": speed,
+                    "speed": None if self.speed is None else asdict(self.speed),
+                    "torch": torch.__version__,
+                    "device": torch.cuda.get_device_name(device) if cuda else str(device),
+                    "processes": self.fabric.world_size,
+                }
+                self.folder.write_json(folder / "summary.json", content)
             try:
                 draw_curves(folder)
             except ModuleNotFoundError as error:
                 self.fabric.print(f"note: no curves were drawn: {error}")
             self.log.close()
-            self._print_end(best, chosen)
+            share = f", {self.speed.share(speed)}" if self.speed else ""
+            self.fabric.print(f"{speed:.1f} images/s{share}")
+            if chosen and self.validation:
+                self.fabric.print(
+                    f"best: epoch {chosen['epoch']} with alpha {chosen['alpha']:g}, "
+                    f"mIoU {100 * chosen['mIoU']:.2f} on {self.validation.name}"
+                )
+            self.fabric.print(f"the network is in {best}")
         self.fabric.barrier()
         return best
-
-    def _best(self) -> dict[str, Any] | None:
-        """Return alpha, mIoU and epoch of the best network over all alphas."""
-        if not self.state.best:
-            return None
-        alpha, (score, epoch) = max(self.state.best.items(), key=lambda item: item[1][0])
-        return {"alpha": float(alpha), "mIoU": score, "epoch": epoch}
-
-    def _summary(self, chosen: dict[str, Any] | None) -> dict[str, Any]:
-        device = self.fabric.device
-        cuda = device.type == "cuda"
-        return {
-            "best": chosen,
-            "best by alpha": self.state.best,
-            "steps": self.num_steps,
-            "images_per_s": self._images_per_s(),
-            "speed": None if self.speed is None else asdict(self.speed),
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name(device) if cuda else str(device),
-            "processes": self.fabric.world_size,
-        }
-
-    def _images_per_s(self) -> float:
-        """Return the median speed of the epochs."""
-        speeds = self.state.images_per_s
-        return sorted(speeds)[len(speeds) // 2]
 
     def _save_state(self) -> None:
         if self.losses:
@@ -310,24 +308,3 @@ class TrainingRun:
         if self.fabric.is_global_zero:
             trainer = self.trainer
             self.folder.save(self.state, trainer.model, trainer.optimizer, trainer.average)
-
-    def _print_start(self) -> None:
-        for domain in (self.source, self.validation):
-            if domain is not None:
-                for note in domain.notes:
-                    self.fabric.print(f"note: {domain.name}: {note}")
-        if self.state.step == self.num_steps:
-            self.fabric.print(f"this run is finished: all {self.num_steps} steps are done")
-        elif self.state.step:
-            self.fabric.print(f"going on after step {self.state.step} of {self.num_steps}")
-
-    def _print_end(self, best: Path, chosen: dict[str, Any] | None) -> None:
-        speed = self._images_per_s()
-        share = f", {self.speed.share(speed)}" if self.speed else ""
-        self.fabric.print(f"{speed:.1f} images/s{share}")
-        if chosen and self.validation:
-            self.fabric.print(
-                f"best: epoch {chosen['epoch']} with alpha {chosen['alpha']:g}, "
-                f"mIoU {100 * chosen['mIoU']:.2f} on {self.validation.name}"
-            )
-        self.fabric.print(f"the network is in {best}")

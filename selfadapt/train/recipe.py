@@ -183,21 +183,18 @@ class TrainConfig:
                 "the scale of source must be 1, as augment.scale sets the size of its crops, "
                 f"got {self.source.scale}"
             )
-        if self.validation is not None and (target := self._target_of(self.validation)):
-            raise ValueError(
-                f"validation is {domain_label(self.validation)}, but {target!r} is a target "
-                "domain, on which checkpoint and alpha must not be selected; give another "
-                "validation, or list the domains you will report on in targets"
-            )
+        for target in self.targets:
+            if self.validation is not None and overlap(target, self.validation):
+                raise ValueError(
+                    f"validation is {domain_label(self.validation)}, but {target!r} is a target "
+                    "domain, on which checkpoint and alpha must not be selected; give another "
+                    "validation, or list the domains you will report on in targets"
+                )
 
     @property
     def statistics_augment(self) -> AugmentConfig:
         """Augmentation of the images that statistics are averaged over."""
         return replace(self.augment, scale=self.statistics_scale or self.augment.scale)
-
-    def _target_of(self, data: DataConfig) -> str | None:
-        """Return the target domain that overlaps with ``data``, or None."""
-        return next((target for target in self.targets if overlap(target, data)), None)
 
     def runs(self, folder: Path) -> list[tuple["TrainConfig", Path]]:
         """Return the runs of this recipe and their folders, one for each seed."""

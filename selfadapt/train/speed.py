@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from selfadapt.train.loop import TrainingRun
 
 
+DATA_SECONDS = 3.0
+"""Seconds for which the reading of images is measured."""
+
+
 @dataclass(frozen=True)
 class Speed:
     """Images per second, over all processes."""
@@ -51,20 +55,16 @@ class Meter:
 
 def measure_speed(run: "TrainingRun") -> Speed:
     """Measure both for a few seconds, on a copy of the network."""
-    return Speed(_data_speed(run), _model_speed(run))
-
-
-def _data_speed(run: "TrainingRun", seconds: float = 3.0) -> float:
     inputs = run.inputs(0, 10**6)
     for _ in islice(inputs, 4 * run.workers):  # skip prefetched batches
         pass
     _synchronize(run.fabric.device)
     meter = Meter(run.config.batch)
-    while time.perf_counter() - meter.start < seconds:
+    while time.perf_counter() - meter.start < DATA_SECONDS:
         next(inputs)
         meter.step()
     _synchronize(run.fabric.device)
-    return meter.images_per_s
+    return Speed(meter.images_per_s, _model_speed(run))
 
 
 def _model_speed(run: "TrainingRun") -> float:

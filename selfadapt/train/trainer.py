@@ -44,7 +44,13 @@ class Trainer:
         _check_finite(self.model, config)
         self.interface = detect(self.model, None)
         if fabric.world_size > 1 and not config.frozen_batchnorm:
-            self.model = _synchronized(self.model, fabric.device)
+            if fabric.device.type == "cuda":
+                self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+            else:
+                warnings.warn(
+                    "BatchNorm statistics are not synchronised between processes, which needs GPUs",
+                    stacklevel=2,
+                )
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = make_optimizer(self.model, config)
         self._weights = loss_weights(config).to(fabric.device)
@@ -145,14 +151,3 @@ def _check_finite(model: nn.Module, config: TrainConfig) -> None:
             f"{start} have BatchNorm statistics that are not finite: {reset} was reset",
             stacklevel=3,
         )
-
-
-def _synchronized(model: nn.Module, device: torch.device) -> Any:
-    """Convert BatchNorm to SyncBatchNorm on GPUs; warn on other devices."""
-    if device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    warnings.warn(
-        "BatchNorm statistics are not synchronised between processes, which needs GPUs",
-        stacklevel=3,
-    )
-    return model

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from selfadapt.data import Dataset, Sample
+from selfadapt.data import Dataset
 from selfadapt.images import load_image, rescale
 from selfadapt.metrics import confusion_matrix
 from selfadapt.models.interface import Interface
 from selfadapt.norm import converted, find_san
-from selfadapt.train.loader import exit_with_parent, explain_killed_workers
+from selfadapt.train.loader import exit_with_parent, load
 
 MAX_BATCH_PIXELS = 4 * 2**20
 """Maximum number of pixels in a batch of images of the same size."""
@@ -66,22 +66,16 @@ def _read(
     dataset: Dataset, scale: float, indices: Sequence[int], workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield rescaled images ``(B, 3, H, W)`` in [0, 1] with labels ``(B, h, w)``."""
-    samples = _samples(dataset, indices, workers)
-    for (width, height), group in groupby(samples, key=lambda sample: sample.image.size):
-        batch_size = max(1, int(MAX_BATCH_PIXELS / (width * height * scale**2)))
-        while batch := list(islice(group, batch_size)):
-            yield _stack(batch, scale)
-
-
-def _samples(dataset: Dataset, indices: Sequence[int], workers: int) -> Iterator[Sample]:
     loader: DataLoader[Any] = DataLoader(
         _SampleDataset(dataset), batch_size=None, sampler=indices, num_workers=workers,
         collate_fn=_identity, worker_init_fn=exit_with_parent,
     )  # fmt: skip
-    for sample in explain_killed_workers(loader):
-        if isinstance(sample, Exception):
-            raise sample
-        yield sample
+    for (width, height), group in groupby(load(loader), key=lambda sample: sample.image.size):
+        batch_size = max(1, int(MAX_BATCH_PIXELS / (width * height * scale**2)))
+        while batch := list(islice(group, batch_size)):
+            images = [load_image(rescale(sample.image, scale)) for sample in batch]
+            labels = [torch.from_numpy(sample.label) for sample in batch]
+            yield torch.stack(images), torch.stack(labels).long()
 
 
 class _SampleDataset(TorchDataset[Any]):
@@ -99,8 +93,3 @@ class _SampleDataset(TorchDataset[Any]):
 
 def _identity(sample: Any) -> Any:
     return sample
-
-
-def _stack(samples: list[Sample], scale: float) -> tuple[Tensor, Tensor]:
-    images = torch.stack([load_image(rescale(sample.image, scale)) for sample in samples])
-    return images, torch.stack([torch.from_numpy(sample.label) for sample in samples]).long()
