@@ -1,7 +1,6 @@
 """A server of the web app, in a thread of its own, with a tiny network."""
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -85,8 +84,6 @@ def served(
         bind_socket("127.0.0.1", 0) as listening,
         application(networks, limits, queue, token, local=local) as app,
     ):
-        # Sockets of connections inherit it; without, each answer waits 40 ms for the delayed ACK.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = uvicorn.Server(server_config(app, log_level="critical"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import spearmanr
 
 from conftest import assert_same, seeded, snapshot
 from evaluations import (
@@ -38,6 +39,7 @@ from runs import CLASSES, IGNORE, rows, run_cli, write_domain, write_recipe
 from selfadapt.baselines import Source
 from selfadapt.data import Dataset
 from selfadapt.labels import CLASS_SPACES
+from selfadapt.methods import create_method
 from selfadapt.models.checkpoint import load_model, save_model
 from selfadapt.models.create import create_model
 from selfadapt.protocol import evaluate as package_evaluate
@@ -458,6 +460,25 @@ def test_a_domain_without_a_pixel_that_counts_is_not_perfectly_calibrated(
         if row["domain"] == "blank":
             for column in ("mIoU", "pixel_accuracy", "ECE_10", "ECE_15", "ECE_class", "worse"):
                 assert row[column] == "", column
+
+
+def test_the_quality_of_an_image_is_kept_and_compared_with_its_iou(
+    place: Place, tmp_path: Path
+) -> None:
+    methods = [{"method": "source"}, {"method": "self-adapt", "settings": {"steps": 1}}]
+    run = evaluated(small(place, methods=methods), tmp_path / "run")
+    table = [row for row in rows(run / "tables/images.csv") if row["domain"] == "dim"]
+    source, adapted = ([row for row in table if row["method"] == m["method"]] for m in methods)
+    assert [row["quality"] for row in source] == ["", "", ""]
+    method = create_method("self-adapt", load_model(place.net()), steps=1)
+    paths = sorted((place.root / "dim/images").iterdir())
+    for row, path in zip(adapted, paths, strict=True):
+        assert float(row["quality"]) == pytest.approx(method(path).quality, abs=1e-4)
+    assert run_cli("report", run, "-o", tmp_path / "report") == 0
+    shown = rows(tmp_path / "report/tables/quality.csv")
+    pairs = [[float(row[column]) for row in adapted] for column in ("quality", "mIoU")]
+    assert [row["method"] for row in shown] == ["self-adapt"]
+    assert float(shown[0]["dim"]) == pytest.approx(100 * spearmanr(*pairs).statistic)
 
 
 # classes of the network and classes to score

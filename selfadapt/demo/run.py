@@ -217,7 +217,9 @@ def demo_images(
             adapted_result = results["self-adapt"]
             pictures = comparison_pictures(image, source, adapted_result, classes)
             adapted = MethodChange.of("self-adapt", adapted_result, source)
-            badge = DemoCell(f"{adapted.changed:.1%} of the pixels")
+            quality = adapted_result.quality
+            estimate = "" if quality is None else f", estimated quality {quality:.2f}"
+            badge = DemoCell(f"{adapted.changed:.1%} of the pixels{estimate}")
             scene = Scene("", pictures, strip(pictures, labelled=False), badge)
             notes = (*picture_notes(path), *adapted_result.notes)
             if UNLIKE in notes:

@@ -311,7 +311,8 @@ class Evaluation:
             failed = self._failed(key, _reason(trial, error))
             return lambda: failed
         megabytes = None if self._stream is None else self._peak(probs)
-        seconds, notes = result.seconds, result.notes  # so that its other maps are freed
+        # So that the other maps of the result are freed:
+        seconds, notes, quality = result.seconds, result.notes, result.quality
 
         def compute_row() -> Row:
             if self._stream is not None:
@@ -321,7 +322,7 @@ class Evaluation:
                     counts = count_pixels(loaded.label.to(probs.device, non_blocking=True), probs)
             except ValueError as error:
                 return self._failed(key, _reason(trial, error))
-            return row_of(key, counts, seconds, megabytes, notes, loaded.sizes)
+            return row_of(key, counts, seconds, megabytes, notes, loaded.sizes, quality)
 
         return compute_row
 

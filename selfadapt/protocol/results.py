@@ -31,6 +31,8 @@ class DomainScores:
     """The counts of each image."""
     ms: list[float] = field(default_factory=list)
     megabytes: list[float] = field(default_factory=list)
+    quality: dict[str, float] = field(default_factory=dict)
+    """Estimated quality of each image, of methods that estimate it."""
     notes: list[str] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
     """Images that were not segmented, and why."""
@@ -140,6 +142,8 @@ class Results:
                 if row["mb"] is not None:
                     scores.megabytes.append(row["mb"])
                 scores.notes += row["notes"]
+                if (quality := row.get("quality")) is not None:
+                    scores.quality[row["image"]] = quality
             self._scores[key] = scores
         return self._scores[key]
 

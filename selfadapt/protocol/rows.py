@@ -23,8 +23,19 @@ def row_of(
     megabytes: float | None,
     notes: Sequence[str],
     sizes: Sequence[int] | None = None,
+    quality: float | None = None,
 ) -> dict[str, Any]:
-    """Return the row of a segmented image; ``sizes`` are the sizes of its files in bytes."""
+    """Return the row of a segmented image.
+
+    Args:
+        key: Its key.
+        counts: Its counts.
+        seconds: Time of the method.
+        megabytes: Peak memory on a GPU.
+        notes: Notes of the result.
+        sizes: Sizes of its files in bytes.
+        quality: Quality that the method estimates.
+    """
     return {
         **key._asdict(),
         "bytes": sizes,
@@ -34,6 +45,7 @@ def row_of(
         "ms": round(1000 * seconds, 3),
         "mb": None if megabytes is None else round(megabytes, 1),
         "notes": list(notes),
+        "quality": None if quality is None else round(quality, 6),
     }
 
 

@@ -1,6 +1,6 @@
-"""Confidence intervals of differences, and the share of images made worse."""
+"""Confidence intervals of differences, the share of images made worse, rank correlations."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import nan
 from zlib import crc32
 
@@ -23,6 +23,24 @@ def worse(changes: Iterable[float]) -> list[float]:
     if not changes:
         return [nan] * len(WORSE)
     return [sum(c < -limit - EPSILON for c in changes) / len(changes) for limit in WORSE]
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return Spearman's rank correlation of two lists without ties; NaN for fewer than two values.
+
+    Example:
+        >>> rank_correlation([0.1, 0.2, 0.9], [10, 30, 20])
+        0.5
+    """
+    ranks = torch.tensor([first, second]).argsort(dim=1).argsort(dim=1).double()
+    return round(float(torch.corrcoef(ranks)[0, 1]), 6) if len(first) > 1 else nan
+
+
+def quality_correlation(scores: DomainScores) -> float:
+    """Return the rank correlation of the estimated quality with the mean IoU of an image."""
+    names = [name for name in scores.image_iou if name in scores.quality]
+    pairs = ([of[name] for name in names] for of in (scores.quality, scores.image_iou))
+    return rank_correlation(*pairs)
 
 
 def change(after: DomainScores, before: DomainScores) -> float:

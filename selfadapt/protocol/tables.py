@@ -113,15 +113,16 @@ def classes_table(results: Results) -> CsvTable:
 
 
 def images_table(results: Results) -> CsvTable:
-    """Return the IoU of each image, and its change against ``source``."""
+    """Return the IoU of each image, its change against ``source``, and its estimated quality."""
     rows: list[tuple[object, ...]] = []
     for label, domain, scores in _all(results):
         reference = results.reference(label)
         changes = scores.changes(results.scores(reference, domain)) if reference else {}
         for name in scores.images:
             score = scores.image_iou.get(name, nan)
-            rows.append((label, domain, name, score, changes.get(name, nan)))
-    return CsvTable(("method", "domain", "image", "mIoU", "change"), rows)
+            quality = scores.quality.get(name, nan)
+            rows.append((label, domain, name, score, changes.get(name, nan), quality))
+    return CsvTable(("method", "domain", "image", "mIoU", "change", "quality"), rows)
 
 
 def sweeps_table(results: Results) -> CsvTable:

@@ -13,7 +13,7 @@ from statistics import mean, median
 from selfadapt.metrics import Counts, class_ece, ece, iou, reliability
 from selfadapt.protocol.pictures import shown_method
 from selfadapt.protocol.results import DomainScores, Results
-from selfadapt.protocol.statistics import change, interval, worse
+from selfadapt.protocol.statistics import change, interval, quality_correlation, worse
 from selfadapt.protocol.tables import failed_table
 from selfadapt.report.context import ReportContext, ReportItem, Section
 from selfadapt.report.figures import curves, histograms, reliability_diagrams, scatter
@@ -113,6 +113,15 @@ def calibration(context: ReportContext) -> Section | None:
         bins[label] = reliability(counts)
     caption = "Accuracy over confidence on all targets; bars: share of the pixels."
     items.append(ReportItem("reliability", caption, figure=reliability_diagrams(bins)))
+    labels = [
+        label
+        for label in results.methods
+        if any(results.scores(label, domain).quality for domain in results.targets)
+    ]
+    if labels:
+        caption = "Rank correlation (%) of the estimated quality with the mean IoU of an image."
+        grid = context.grid(labels, quality_correlation, None)
+        items.append(ReportItem("quality", caption, grid))
     return Section(
         "Calibration",
         "How far confidence is from accuracy. Paper: Tables 2b, 7b and 8.",
