@@ -176,11 +176,8 @@ class SelfAdapt(Method):
 
     def compute(self, network: Network, image: Tensor) -> Computed:
         """Adapt the network to its pseudo-label of the image, and predict."""
-        return self._adapt(network, image, self._source(image) if self.mode == "auto" else None)
-
-    def _adapt(self, network: Network, image: Tensor, source: Source | None) -> Computed:
-        if source is not None and self.mode == "auto":
-            return self._adapt_auto(network, image, source)
+        if self.mode == "auto":
+            return self._compute_auto(network, image, self._source(image))
         small = self._step_image(image)
         fused = network.mean_probs(image, self.views, size_of(small))  # Eq. 1
         target = pseudo_label(
@@ -196,12 +193,11 @@ class SelfAdapt(Method):
             notes=self._steps_note(len(losses)),
         )
 
-    def _adapt_auto(self, network: Network, image: Tensor, source: Source) -> Computed:
+    def _compute_auto(self, network: Network, image: Tensor, source: Source) -> Computed:
         """Compute the same in ``auto`` mode, which adapts as far as that is worth it."""
         small = self._step_image(image)
         size = size_of(small)
-        before = network.logits(image)
-        san = before.softmax(dim=1)[0]
+        san = network.logits(image).softmax(dim=1)[0]
         plain = san
         if source.shift is not None:
             as_trained = source.logits.softmax(dim=1)[0]
@@ -233,7 +229,6 @@ class SelfAdapt(Method):
             plain = plain.lerp(adapted, share.to(plain.dtype))
         return Computed(
             logits=calibrated(plain, expected)[None],
-            source_logits=source.logits,
             fused=fused,
             pseudo_label=target,
             losses=losses,
@@ -315,7 +310,11 @@ class SelfAdapt(Method):
     def _compute_all(self, image: Tensor) -> Computed:
         if self._budget is not None and not image.is_cuda:
             return self._compute_in_time(image, time.perf_counter() + self._budget.seconds)
-        return super()._compute_all(image)
+        if self.mode != "auto":
+            return super()._compute_all(image)
+        source = self._source(image)
+        computed = self._compute_auto(self._network(), image, source)
+        return replace(computed, source_logits=source.logits if self.compare else None)
 
     def _compute_in_time(self, image: Tensor, deadline: float) -> Computed:
         """Take as many steps as there is time for on a CPU, and at least one forward pass."""
@@ -331,7 +330,10 @@ class SelfAdapt(Method):
         if left >= (self._area(self.views) + is_auto) * plain + last:
             network = self._network()
             network.deadline = deadline - last - step
-            computed = self._adapt(network, image, source)
+            if source is not None and is_auto:
+                computed = self._compute_auto(network, image, source)
+            else:
+                computed = self.compute(network, image)
         else:
             kind = "with SaN"
             if source is not None and left < 0:

@@ -55,18 +55,22 @@ class StatisticsShift:
         self._parts: list[Tensor] = []
 
     def __enter__(self) -> "StatisticsShift":
-        self._hooks = [layer.register_forward_pre_hook(self._record) for layer in self._layers]
+        self._hooks = [
+            layer.register_forward_pre_hook(self._record, with_kwargs=True)
+            for layer in self._layers
+        ]
         return self
 
     def __exit__(self, *error: object) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _record(self, layer: Any, args: tuple[Any, ...]) -> None:
-        height, width = (side // 2 for side in args[0].shape[2:]) if args[0].dim() == 4 else (0, 0)
+    def _record(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs["input"]
+        height, width = (side // 2 for side in x.shape[2:]) if x.dim() == 4 else (0, 0)
         if height == 0 or width == 0:  # features without a plane, such as pooled ones
             return
-        quarters = args[0][..., : 2 * height, : 2 * width]
+        quarters = x[..., : 2 * height, : 2 * width]
         quarters = quarters.unflatten(-1, (2, width)).unflatten(-3, (2, height))
         means = quarters.mean(dim=(0, 3, 5), dtype=torch.float32)  # (C, 2, 2)
         distance = means.mean(dim=(1, 2)) - layer.running_mean

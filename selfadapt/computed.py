@@ -40,7 +40,7 @@ class Computed:
     notes: tuple[str, ...] = ()
     """Notes that apply in any case."""
     source_logits: Tensor | None = None
-    """Class scores of the network as trained ``(1, C, H, W)``; the base class adds what lacks."""
+    """Class scores of the network as trained ``(1, C, H, W)``; the base class adds them."""
     source_probs: Tensor | None = None
     """Or its class probabilities ``(C, H, W)``."""
 

@@ -277,14 +277,12 @@ class Method(ABC):
         raise ValueError("the network's own prediction for this image is not finite")
 
     def _compute_all(self, image: Tensor) -> Computed:
+        source = self._source_network().logits(image) if self.compare else None
         computed = self.compute(self._network(), image)
         if not isinstance(computed, Computed):
             name = f"{type(self).__name__}.compute"
             raise TypeError(f"{name} must return a Computed, got {type(computed).__name__}")
-        source = computed.source_logits
-        if source is None and self.compare:
-            source = self._source_network().logits(image)
-        return replace(computed, source_logits=source if self.compare else None)
+        return replace(computed, source_logits=source)
 
     def _result(self, computed: Computed, size: Size) -> Result:
         """Make a result of the given size."""

@@ -280,8 +280,8 @@ def test_what_is_not_on_offer_is_refused(changed: dict[str, Any], words: str) ->
 def test_defaults_are_the_methods_with_what_was_chosen_for_the_network() -> None:
     chosen = {"alpha": 0.3, "lr": 0.05}
     ours = defaults("self-adapt", chosen)
-    assert (ours["alpha"], ours["lr"], ours["steps"], ours["psi"]) == (0.3, 0.05, 10, 0.7)
-    assert defaults("self-adapt", {})["lr"] == 0.05
+    assert (ours["alpha"], ours["lr"], ours["steps"], ours["psi"]) == (0.3, 0.05, 5, 0.7)
+    assert defaults("self-adapt", {})["lr"] == 0.08
     assert defaults("tent", chosen) == {"alpha": 0.3, "lr": 0.01, "steps": 10}
     assert defaults("source", chosen) == {}
 

@@ -96,7 +96,7 @@ def test_photographs_are_predicted(folder: Path, tmp_path: Path, capsys: Any) ->
     words = ("--model", "streets", "--steps", 1, "--max-pixels", 40_000, "--device", "cpu")
     assert run_cli("predict", folder, *words, "-o", out, "--outputs", "label", "panel") == 0
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert 0 < len(notes) <= 3, notes  # scaled down, unlike those it was trained on, what else
+    assert 0 < len(notes) <= 4, notes  # scaled down, unlike others, not adapted, what else
     with (out / "predictions.csv").open(newline="") as file:
         rows = {row["output"]: row for row in csv.DictReader(file)}
     assert sorted(rows) == sorted(file.stem for file in folder.iterdir())
