@@ -3,6 +3,7 @@
     python benchmarks/auto.py train mobile-bdd --data DATA --seconds 270 -o networks
     python benchmarks/auto.py run mobile-bdd wild --data DATA --networks networks -o rows
     python benchmarks/auto.py table rows/*.npz
+    python benchmarks/auto.py signs mobile-bdd wild --data DATA --networks networks --every 10
 
 DATA holds folders of ``images/NAME.jpg`` and ``labels/NAME.png``: the streets ``bdd`` and ``carla``
 to train on, ``camvid``, ``wild`` and ``cityscapes`` (Cityscapes train ids), the retinal vessels
@@ -24,7 +25,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from selfadapt import SelfAdapt, create_method, create_model
+from selfadapt import SelfAdapt, create_method, create_model, paper_views
+from selfadapt.auto import label_iou
 from selfadapt.losses import BalancedCrossEntropy
 from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
 from selfadapt.train.statistics import reset_nonfinite_statistics
@@ -80,6 +82,14 @@ def build(network: str) -> nn.Module:
     is_deeplab = architecture.startswith("deeplab")
     options: dict[str, Any] = {"style": "caffe", "dilation": "released"} if is_deeplab else {}
     return create_model(architecture, classes=classes, **options)
+
+
+def load(network: str, networks: Path, device: str) -> nn.Module:
+    """Return a trained network."""
+    model = build(network).eval()
+    state = load_file(networks / f"{network}.safetensors")
+    model.load_state_dict({name: value.float() for name, value in state.items()}, strict=False)
+    return model.to(device)
 
 
 def read(folder: Path, scale: float = 1) -> tuple[list[Tensor], list[Tensor]]:
@@ -198,10 +208,7 @@ def run(
     seconds: float,
 ) -> None:
     """Segment a domain with all methods; store the counts of each image."""
-    model = build(network).eval()
-    state = load_file(networks / f"{network}.safetensors")
-    model.load_state_dict({name: value.float() for name, value in state.items()}, strict=False)
-    model.to(device)
+    model = load(network, networks, device)
     methods = {name: METHODS[name](model) for name in chosen or METHODS}
     is_street = domain not in ("drive", "chase")
     images, labels = read(data / domain, scale=0.5 if domain == "chase" else 1)
@@ -234,6 +241,29 @@ def run(
     np.savez(folder / f"{network}-{domain}.npz", methods=list(methods), quality=quality, **stacked)
 
 
+def signs(network: str, domain: str, data: Path, networks: Path, every: int, device: str) -> None:
+    """Print the signs of auto mode: shift of the statistics, gain of small views."""
+    method = SelfAdapt(load(network, networks, device), compare=False)
+    images, _ = read(data / domain, scale=0.5 if domain == "chase" else 1)
+    rows = []
+    for raw in images[::every]:
+        image = raw.to(device).float() / 255
+        if domain not in ("drive", "chase"):
+            image = F.interpolate(image[None], scale_factor=2, mode="bilinear")[0].clamp(0, 1)
+        with torch.no_grad():
+            adapting = method._network()
+            whole = adapting.logits(image)[0].argmax(dim=0)
+            small, middle = (
+                adapting.mean_probs(image, paper_views(scale)).argmax(dim=0)
+                for scale in (0.25, 0.5)
+            )
+            shift, num_classes = method._source(image).shift, NETWORKS[network][2]
+        gain = label_iou(middle, small, num_classes) - label_iou(middle, whole, num_classes)
+        rows.append((math.nan if shift is None else float(shift), float(gain)))
+    shift_mean, gain_mean = np.mean(rows, axis=0)
+    print(f"{network}, {domain}: {len(rows)} images, shift {shift_mean:.2f}, gain {gain_mean:.3f}")
+
+
 def table(paths: list[Path]) -> None:
     """Print mIoU, ECE, images made worse, regret and rank correlation of the quality."""
     regrets = []
@@ -263,7 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("command", choices=["train", "run", "table"])
+    parser.add_argument("command", choices=["train", "run", "table", "signs"])
     parser.add_argument("names", nargs="+", help="network (and domain), or files of rows")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--networks", type=Path)
@@ -281,6 +311,9 @@ def main() -> None:
             network, domain, args.data, args.networks, args.output, args.every, device,
             args.methods, args.seconds,
         )  # fmt: skip
+    elif args.command == "signs":
+        network, domain = args.names
+        signs(network, domain, args.data, args.networks, args.every, device)
     else:
         table([Path(name) for name in args.names])
 
