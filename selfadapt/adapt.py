@@ -23,18 +23,20 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from selfadapt.adapted import Adapted
 from selfadapt.auto import (
     StatisticsShift,
     adapted_share,
-    calibrated,
     expected_confidence,
     quality,
     san_share,
+    temperature,
 )
 from selfadapt.budget import TimeBudget, as_tuple, with_preset
 from selfadapt.checks import check_number
 from selfadapt.computed import Computed
 from selfadapt.engine import RECORD_AT, Fast, Network
+from selfadapt.images import Image
 from selfadapt.losses import FUSED, Loss, find_loss
 from selfadapt.method import Method, check_steps
 from selfadapt.models.interface import Interface
@@ -202,10 +204,11 @@ class SelfAdapt(Method):
         size = size_of(small)
         before = network.logits(image)
         san = before.softmax(dim=1)[0]
-        plain = san
+        plain, kept_san = san, None
         if source.shift is not None:
             as_trained = source.logits.softmax(dim=1)[0]
-            plain = as_trained.lerp(san, san_share(source.shift).to(san.dtype))
+            kept_san = san_share(source.shift).to(san.dtype)
+            plain = as_trained.lerp(san, kept_san)
         by_scale = {scale: [v for v in self.views if v.scale == scale] for scale in self._scales}
         labels, total = [], None
         for views in by_scale.values():
@@ -231,8 +234,10 @@ class SelfAdapt(Method):
         if losses:
             adapted = self._predict(network, image).softmax(dim=1)[0]
             plain = plain.lerp(adapted, share.to(plain.dtype))
+        scores = plain.log()
+        divisor = temperature(scores, expected)
         return Computed(
-            logits=calibrated(plain, expected)[None],
+            logits=(scores / divisor)[None],
             source_logits=source.logits,
             fused=fused,
             pseudo_label=target,
@@ -240,6 +245,9 @@ class SelfAdapt(Method):
             warnings=warnings,
             notes=self._steps_note(len(losses)) if is_needed else (),
             quality=quality(expected, num_classes),
+            adapted_share=share if losses else torch.zeros_like(share),
+            san_share=kept_san,
+            temperature=divisor,
         )
 
     def _source(self, image: Tensor) -> Source:
@@ -268,7 +276,7 @@ class SelfAdapt(Method):
         return losses, {NO_PIXEL: is_empty} if losses else {}
 
     def _predict(self, network: Network, image: Tensor) -> Tensor:
-        """Return class scores of the adapted network, averaged with those of its final views."""
+        """Return class scores of the adapted network, its final views taken into the mean."""
         logits = network.logits(image)
         if self._final_views:
             mean = network.mean_probs(image, self._final_views)[None]
@@ -312,10 +320,16 @@ class SelfAdapt(Method):
 
     # within a budget
 
-    def _compute_all(self, image: Tensor) -> Computed:
+    def adapt(self, image: Image, *, normalized: bool = False) -> Adapted:
+        """Return the network adapted to ``image``, see ``Method.adapt``."""
+        if self._budget is not None:
+            raise ValueError("adapt takes all steps, whatever their time: leave out budget_ms")
+        return super().adapt(image, normalized=normalized)
+
+    def _compute_all(self, image: Tensor, network: Network | None = None) -> Computed:
         if self._budget is not None and not image.is_cuda:
             return self._compute_in_time(image, time.perf_counter() + self._budget.seconds)
-        return super()._compute_all(image)
+        return super()._compute_all(image, network)
 
     def _compute_in_time(self, image: Tensor, deadline: float) -> Computed:
         """Take as many steps as there is time for on a CPU, and at least one forward pass."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from conftest import TinyNet, random_image, seeded
 from selfadapt import SelfAdapt, create_method
 from selfadapt.adapt import NOT_NEEDED
-from selfadapt.auto import StatisticsShift, calibrated, label_iou, quality
+from selfadapt.auto import StatisticsShift, label_iou, quality, temperature
 from selfadapt.method import UNLIKE
 from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
 
@@ -171,7 +171,8 @@ def test_the_source_is_computed_once_and_given_only_if_asked_for(image: Tensor) 
 def test_a_temperature_keeps_labels_and_reaches_the_confidence() -> None:
     probs = torch.randn(5, 40, 300, generator=torch.Generator().manual_seed(0)).mul(3).softmax(0)
     for goal in (0.4, 0.6, 0.9):
-        after = calibrated(probs, torch.tensor(goal)).softmax(dim=0)
+        scores = probs.log()
+        after = (scores / temperature(scores, torch.tensor(goal))).softmax(dim=0)
         assert torch.equal(after.argmax(dim=0), probs.argmax(dim=0))
         assert float(after.amax(dim=0).mean()) == pytest.approx(goal, abs=0.01)
 
