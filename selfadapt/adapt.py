@@ -275,12 +275,12 @@ class SelfAdapt(Method):
         losses = [value.masked_fill(is_empty, 0.0) for value in losses]
         return losses, {NO_PIXEL: is_empty} if losses else {}
 
-    def _predict(self, network: Network, image: Tensor) -> Tensor:
-        """Return class scores of the adapted network, its final views taken into the mean."""
+    def _predict(self, network: Network, image: Tensor, share: float = 1.0) -> Tensor:
+        """Return class scores of the adapted network, averaged with those of its final views."""
         logits = network.logits(image)
-        if self._final_views:
+        if self._final_views and share > 0:
             mean = network.mean_probs(image, self._final_views)[None]
-            logits = logits.softmax(dim=1).lerp_(mean, self.final_weight).log_()
+            logits = logits.softmax(dim=1).lerp_(mean, share * self.final_weight).log_()
         return logits
 
     def _loss_for(self, target: Tensor, is_empty: Tensor) -> Callable[[Tensor], Tensor]:

@@ -36,6 +36,7 @@ class Adapted(Method):
         method: The method that adapted it.
         network: The adapted network.
         result: The result for the image it was adapted to.
+        share: Weight of the tuned weights in it.
         temperature: What class scores are divided by.
         notes: What to know beside the notes of the method.
 
@@ -44,6 +45,8 @@ class Adapted(Method):
             what the caller's does, with the same ``state_dict`` keys. Its parameters require no
             gradient. It knows nothing of ``temperature``.
         result: The result for the image it was adapted to.
+        share: Weight of the tuned weights in the network, 0 to 1; the rest is as trained. Below 1
+            in ``auto`` mode only, where the image gave less reason to adapt.
         temperature: What class scores are divided by, so that probabilities are calibrated as in
             ``auto`` mode; 1 in other modes.
     """
@@ -53,8 +56,9 @@ class Adapted(Method):
         method: Method,
         network: nn.Module,
         result: Result,
-        temperature: float = 1.0,
-        notes: tuple[str, ...] = (),
+        share: float,
+        temperature: float,
+        notes: tuple[str, ...],
     ) -> None:
         super().__init__(
             network, alpha=0.0, mode=method.mode,
@@ -62,7 +66,7 @@ class Adapted(Method):
             compare=method.compare, fast=replace(method.fast, graphs=False),
             interface=method.interface,
         )  # fmt: skip
-        self.result, self.temperature = result, temperature
+        self.result, self.share, self.temperature = result, share, temperature
         self.notes = (*method.notes, *notes)
         self._method = method
 
@@ -73,7 +77,8 @@ class Adapted(Method):
 
     def compute(self, network: Network, image: Tensor) -> Computed:
         """Predict."""
-        return Computed(logits=self._method._predict(network, image) / self.temperature)
+        logits = self._method._predict(network, image, self.share)
+        return Computed(logits=logits / self.temperature)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the network to a file that describes itself, see ``save_model``.
@@ -94,16 +99,18 @@ def adapt(method: Method, image: Image, normalized: bool) -> Adapted:
     name = type(method).__name__
     if method.selection is None and not any(method.san.converted.values()):
         raise ValueError(f"{name} changes nothing in this network: there is nothing to keep")
-    kept: list[tuple[nn.Module, float, tuple[str, ...]]] = []
+    kept: list[tuple[nn.Module, float, float, tuple[str, ...]]] = []
 
     def compute(image: Tensor) -> Computed:
         network = method._network()
         computed = method._compute_all(image, network)
         if computed.logits is None:
             raise ValueError(f"{name} averages several predictions: no single network gives that")
-        temperature = 1.0 if computed.temperature is None else float(computed.temperature)
-        module, notes = _adapted_network(method, network, computed, image)
-        kept[:] = [(module, temperature, notes)]
+        shares = computed.adapted_share, computed.san_share, computed.temperature
+        share, san_share, temperature = (1.0 if s is None else float(s) for s in shares)
+        san_share = share + (1 - share) * san_share
+        module, notes = _adapted_network(method, network, image, share, san_share)
+        kept[:] = [(module, share, temperature, notes)]
         return computed
 
     def run(image: Tensor, size: Size) -> Computed:
@@ -115,23 +122,22 @@ def adapt(method: Method, image: Image, normalized: bool) -> Adapted:
         return computed
 
     result = method._segment(image, normalized, run)
-    module, temperature, notes = kept[0]
-    return Adapted(method, module, result, temperature, notes)
+    module, share, temperature, notes = kept[0]
+    return Adapted(method, module, result, share, temperature, notes)
 
 
 def _adapted_network(
-    method: Method, network: Network, computed: Computed, image: Tensor
+    method: Method, network: Network, image: Tensor, share: float, san_share: float
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Return a copy of the caller's network that is adapted to an image, and notes on it.
 
     Args:
         method: The method.
         network: Its network for the image, after ``compute``.
-        computed: What it computed.
         image: A raw image.
+        share: Weight of the tuned weights; the rest is as trained.
+        san_share: Weight of alpha.
     """
-    share = 1.0 if computed.adapted_share is None else float(computed.adapted_share)
-    san_share = 1.0 if computed.san_share is None else float(computed.san_share)
     module = private_copy(method.model)
     weights = dict(module.named_parameters())
     for name, tuned in network.tuned.items():
@@ -139,8 +145,7 @@ def _adapted_network(
     for name in method.san.converted:  # in official mode these follow the image in the steps
         used: Any = network.model.get_submodule(name)
         _set_statistics(module.get_submodule(name), used.running_mean, used.running_var)
-    factor = share + (1 - share) * san_share
-    alphas = {name: factor * alpha for name, alpha in method.san.converted.items()}
+    alphas = {name: san_share * alpha for name, alpha in method.san.converted.items()}
     recorder = Network(module, method.interface, SaNReport(alphas))
     statistics = recorder.mixed_statistics(image)
     for name, uses in statistics.items():

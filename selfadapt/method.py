@@ -362,8 +362,14 @@ class Method(ABC):
         loaded = loaded.to(torch.promote_types(weight.dtype, torch.float32))
         return self.interface.denormalize(loaded) if normalized else loaded
 
-    def _predict(self, network: Network, image: Tensor) -> Tensor:
-        """Return class scores of a network that is not changed any more."""
+    def _predict(self, network: Network, image: Tensor, share: float = 1.0) -> Tensor:
+        """Return class scores of a network that is not changed any more.
+
+        Args:
+            network: The network.
+            image: A raw image.
+            share: Weight of its tuned weights; the rest is as trained.
+        """
         return network.logits(image)
 
     def _variant(self) -> Hashable:

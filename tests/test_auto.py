@@ -55,7 +55,7 @@ def reference_views(
 
 
 def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) -> dict[str, object]:
-    """Return prediction, shares and quality of ``auto`` mode, pixel by pixel."""
+    """Return what ``auto`` mode makes of an image, pixel by pixel."""
     paper = reference_self_adaptation(image, model, alpha, 0.7, 0.05, 0, (0.25, 0.5, 0.75), LATER)
     fused, target = paper["fused"], paper["label"]
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -111,7 +111,7 @@ def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) ->
         low, high = (middle_t, high) if sure > expected else (low, middle_t)
     return {
         "probs": (probs.log() / low).softmax(dim=0), "share": share, "san": kept_san,
-        "losses": losses, "quality": estimate,
+        "losses": losses, "quality": estimate, "weights": weights, "temperature": low,
     }  # fmt: skip
 
 
