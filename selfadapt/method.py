@@ -180,7 +180,8 @@ class Method(ABC):
 
     def __repr__(self) -> str:
         names = (*inspect.signature(type(self)).parameters, "mode", "max_pixels")
-        shown = [n for n in names if hasattr(self, n) and n not in ("model", "views", "interface")]
+        hidden = ("model", "views", "interface", "adapt")
+        shown = [n for n in names if hasattr(self, n) and n not in hidden]
         settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in dict.fromkeys(shown))
         text = f"{type(self).__name__}({type(self.model).__name__}, {settings})"
         if views := getattr(self, "views", None):
