@@ -44,6 +44,7 @@ def assert_equal_results(first: Any, second: Any) -> None:
     assert torch.equal(first.label, second.label)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", CHEAP)
 def test_it_gives_what_the_method_gives_and_is_the_callers_network(network: str) -> None:
     case = NETWORKS[network]
