@@ -14,6 +14,7 @@ from selfadapt.version import __version__
 
 if TYPE_CHECKING:  # for type checkers
     from selfadapt.adapt import SelfAdapt as SelfAdapt
+    from selfadapt.adapted import Adapted as Adapted
     from selfadapt.computed import Computed as Computed
     from selfadapt.dropout import add_dropout as add_dropout
     from selfadapt.engine import Fast as Fast
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # for type checkers
 
 NAMES = {
     "adapt": ("SelfAdapt",),
+    "adapted": ("Adapted",),
     "computed": ("Computed",),
     "dropout": ("add_dropout",),
     "engine": ("Fast",),

@@ -23,18 +23,20 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from selfadapt.adapted import Adapted
 from selfadapt.auto import (
     StatisticsShift,
     adapted_share,
-    calibrated,
     expected_confidence,
     quality,
     san_share,
+    temperature,
 )
 from selfadapt.budget import TimeBudget, as_tuple, with_preset
 from selfadapt.checks import check_number
 from selfadapt.computed import Computed
 from selfadapt.engine import RECORD_AT, Fast, Network
+from selfadapt.images import Image
 from selfadapt.losses import FUSED, Loss, find_loss
 from selfadapt.method import Method, check_steps
 from selfadapt.models.interface import Interface
@@ -198,10 +200,11 @@ class SelfAdapt(Method):
         small = self._step_image(image)
         size = size_of(small)
         san = network.logits(image).softmax(dim=1)[0]
-        plain = san
+        plain, kept_san = san, None
         if source.shift is not None:
             as_trained = source.logits.softmax(dim=1)[0]
-            plain = as_trained.lerp(san, san_share(source.shift).to(san.dtype))
+            kept_san = san_share(source.shift).to(san.dtype)
+            plain = as_trained.lerp(san, kept_san)
         by_scale = {scale: [v for v in self.views if v.scale == scale] for scale in self._scales}
         labels, total = [], None
         for views in by_scale.values():
@@ -227,14 +230,19 @@ class SelfAdapt(Method):
         if losses:
             adapted = self._predict(network, image).softmax(dim=1)[0]
             plain = plain.lerp(adapted, share.to(plain.dtype))
+        scores = plain.log()
+        divisor = temperature(scores, expected)
         return Computed(
-            logits=calibrated(plain, expected)[None],
+            logits=(scores / divisor)[None],
             fused=fused,
             pseudo_label=target,
             losses=losses,
             warnings=warnings,
             notes=self._steps_note(len(losses)) if is_needed else (),
             quality=quality(expected, num_classes),
+            adapted_share=share if losses else torch.zeros_like(share),
+            san_share=kept_san,
+            temperature=divisor,
         )
 
     def _source(self, image: Tensor) -> Source:
@@ -262,12 +270,12 @@ class SelfAdapt(Method):
         losses = [value.masked_fill(is_empty, 0.0) for value in losses]
         return losses, {NO_PIXEL: is_empty} if losses else {}
 
-    def _predict(self, network: Network, image: Tensor) -> Tensor:
+    def _predict(self, network: Network, image: Tensor, share: float = 1.0) -> Tensor:
         """Return class scores of the adapted network, averaged with those of its final views."""
         logits = network.logits(image)
-        if self._final_views:
+        if self._final_views and share > 0:
             mean = network.mean_probs(image, self._final_views)[None]
-            logits = logits.softmax(dim=1).lerp_(mean, self.final_weight).log_()
+            logits = logits.softmax(dim=1).lerp_(mean, share * self.final_weight).log_()
         return logits
 
     def _loss_for(self, target: Tensor, is_empty: Tensor) -> Callable[[Tensor], Tensor]:
@@ -305,15 +313,21 @@ class SelfAdapt(Method):
             passes += 2 - self.compare
         return passes, steps
 
+    def adapt(self, image: Image, *, normalized: bool = False) -> Adapted:
+        """Return the network adapted to ``image``, see ``Method.adapt``."""
+        if self._budget is not None:
+            raise ValueError("adapt takes all steps, whatever their time: leave out budget_ms")
+        return super().adapt(image, normalized=normalized)
+
     # within a budget
 
-    def _compute_all(self, image: Tensor) -> Computed:
+    def _compute_all(self, image: Tensor, network: Network | None = None) -> Computed:
         if self._budget is not None and not image.is_cuda:
             return self._compute_in_time(image, time.perf_counter() + self._budget.seconds)
         if self.mode != "auto":
-            return super()._compute_all(image)
+            return super()._compute_all(image, network)
         source = self._source(image)
-        computed = self._compute_auto(self._network(), image, source)
+        computed = self._compute_auto(network or self._network(), image, source)
         return replace(computed, source_logits=source.logits if self.compare else None)
 
     def _compute_in_time(self, image: Tensor, deadline: float) -> Computed:

@@ -3,7 +3,7 @@
     StatisticsShift  how far BatchNorm statistics of an image are from those of the training data
     san_share        weight of SaN in the prediction without adaptation: from that shift
     adapted_share    weight of the adapted prediction: from what views of different scales see
-    calibrated       their mean, as sure as the image and its views are
+    temperature      makes their mean as sure as the image and its views are
     quality          how good the mask probably is
 
 The constants were chosen on validation domains; docs/auto.md has the measurements.
@@ -139,23 +139,19 @@ def expected_confidence(plain: Tensor, fused: Tensor) -> Tensor:
     return (confidence(plain) + confidence(fused)) / 2
 
 
-def calibrated(probs: Tensor, expected: Tensor) -> Tensor:
-    """Return class scores whose mean confidence is the expected one; labels stay the same.
+def temperature(scores: Tensor, expected: Tensor) -> Tensor:
+    """Return what to divide class scores by, so that their mean confidence is the expected one.
 
     Args:
-        probs: Class probabilities ``(C, H, W)``.
+        scores: Class scores ``(C, H, W)``.
         expected: Mean confidence to reach, by one temperature for all pixels.
 
-    Returns:
-        Class scores ``(C, H, W)``.
-
     Example:
-        >>> probs = torch.tensor([[0.9, 0.8], [0.1, 0.2]]).reshape(2, 1, 2)
-        >>> scores = calibrated(probs, torch.tensor(0.7))
+        >>> scores = torch.tensor([[0.9, 0.8], [0.1, 0.2]]).reshape(2, 1, 2).log()
+        >>> scores = scores / temperature(scores, torch.tensor(0.7))
         >>> confidence(scores.softmax(dim=0)).round(decimals=3)
         tensor(0.7000)
     """
-    scores = probs.log()
     down, across = (max(1, side // SAMPLE_SIDE) for side in scores.shape[-2:])
     sample = scores[:, ::down, ::across]
     low, high = (torch.full_like(expected, t) for t in TEMPERATURES)
@@ -163,7 +159,7 @@ def calibrated(probs: Tensor, expected: Tensor) -> Tensor:
         middle = (low * high).sqrt()
         is_too_sure = confidence((sample / middle).softmax(dim=0)) > expected
         low, high = torch.where(is_too_sure, middle, low), torch.where(is_too_sure, high, middle)
-    return scores / (low * high).sqrt()
+    return (low * high).sqrt()
 
 
 def quality(expected: Tensor, num_classes: int) -> Tensor:

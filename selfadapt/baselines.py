@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -222,6 +222,10 @@ class Ensemble:
         seconds = sum(estimate.seconds for estimate in each)
         plain = sum(estimate.plain_seconds for estimate in each)
         return Estimate(seconds, plain, 0.0, max(estimate.num_bytes for estimate in each))
+
+    def adapt(self, image: Image, *, normalized: bool = False) -> NoReturn:
+        """Raise ValueError: the prediction is that of several networks."""
+        raise ValueError("an ensemble has several networks: adapt each of them by itself")
 
     def __call__(self, image: Image, *, normalized: bool = False) -> Result:
         """Segment ``image`` with each network, and average their probabilities."""

@@ -43,6 +43,12 @@ class Computed:
     """Class scores of the network as trained ``(1, C, H, W)``; the base class adds them."""
     source_probs: Tensor | None = None
     """Or its class probabilities ``(C, H, W)``."""
+    adapted_share: Tensor | None = None
+    """Weight of the tuned network in the prediction, the rest is without steps; None: 1."""
+    san_share: Tensor | None = None
+    """Weight of SaN in what is without steps, the rest is as trained; None: 1."""
+    temperature: Tensor | None = None
+    """What class scores were divided by; None: 1."""
 
     def __post_init__(self) -> None:
         if (self.logits is None) == (self.probs is None):

@@ -6,6 +6,7 @@ for every method and stands here:
     __call__    load the image, fit it into the size limit, compute, make the result
     _computed   compute; where that is not finite fall back to SaN, then to the network as trained
     _result     maps at the image's own size, losses, notes
+    adapt       compute, and keep the network it made for many images                  adapted.py
 
 How the network is run, and how fast, is up to ``engine``.
 """
@@ -18,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from numbers import Real
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,9 @@ from selfadapt.norm import Alpha, SaN, SaNReport, find_san
 from selfadapt.pseudo import view_confidence
 from selfadapt.result import ResizedMap, Result
 from selfadapt.views import Size, View, size_of, usable_views
+
+if TYPE_CHECKING:
+    from selfadapt.adapted import Adapted
 
 LOW_CONFIDENCE = 0.6
 """Confidence of the views' mean below which most masks of streets were poor."""
@@ -176,7 +180,8 @@ class Method(ABC):
 
     def __repr__(self) -> str:
         names = (*inspect.signature(type(self)).parameters, "mode", "max_pixels")
-        shown = [n for n in names if hasattr(self, n) and n not in ("model", "views", "interface")]
+        hidden = ("model", "views", "interface", "adapt")
+        shown = [n for n in names if hasattr(self, n) and n not in hidden]
         settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in dict.fromkeys(shown))
         text = f"{type(self).__name__}({type(self.model).__name__}, {settings})"
         if views := getattr(self, "views", None):
@@ -197,12 +202,42 @@ class Method(ABC):
         Returns:
             Probabilities at the image's own size, and how they came about.
         """
+        return self._segment(image, normalized, self._computed)
+
+    def adapt(self, image: Image, *, normalized: bool = False) -> "Adapted":
+        """Return the network adapted to ``image``, to be used for many images.
+
+        Args:
+            image: As for a call.
+            normalized: As for a call.
+
+        Raises:
+            ValueError: The method changes nothing in the network, its prediction is a mean over
+                several, or the adaptation failed.
+
+        Example:
+            >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+            >>> from selfadapt import SelfAdapt
+            >>> adapted = SelfAdapt(model, steps=1).adapt(torch.rand(3, 32, 48))
+            >>> tuple(adapted(torch.rand(3, 20, 20)).label.shape)  # without further steps
+            (20, 20)
+            >>> tuple(adapted.module(torch.rand(8, 3, 16, 16)).shape)  # in the place of model
+            (8, 2, 16, 16)
+        """
+        from selfadapt.adapted import adapt  # which builds on this module
+
+        return adapt(self, image, normalized)
+
+    def _segment(
+        self, image: Image, normalized: bool, computed: Callable[[Tensor, Size], Computed]
+    ) -> Result:
+        """Load an image, and make a result of what ``computed`` returns for it and its size."""
         start = time.perf_counter()
         with torch.inference_mode(False), torch.no_grad():
             whole = self._load(image, normalized)
             scaled = within_budget(whole, self.mode, self.max_pixels)
             check_memory(scaled, self.estimate, self.max_pixels)
-            result = self._result(self._computed(scaled, size_of(whole)), size_of(whole))
+            result = self._result(computed(scaled, size_of(whole)), size_of(whole))
             if whole.is_cuda:
                 torch.cuda.synchronize(whole.device)
         notes = self.notes + self.engine.notes + result.notes
@@ -276,9 +311,10 @@ class Method(ABC):
             trouble += ", and SaN's prediction is not finite"
         raise ValueError("the network's own prediction for this image is not finite")
 
-    def _compute_all(self, image: Tensor) -> Computed:
+    def _compute_all(self, image: Tensor, network: Network | None = None) -> Computed:
+        """Compute, and add the prediction as trained, if wanted. A network given may be kept."""
         source = self._source_network().logits(image) if self.compare else None
-        computed = self.compute(self._network(), image)
+        computed = self.compute(network or self._network(), image)
         if not isinstance(computed, Computed):
             name = f"{type(self).__name__}.compute"
             raise TypeError(f"{name} must return a Computed, got {type(computed).__name__}")
@@ -325,9 +361,19 @@ class Method(ABC):
         loaded = loaded.to(torch.promote_types(weight.dtype, torch.float32))
         return self.interface.denormalize(loaded) if normalized else loaded
 
+    def _predict(self, network: Network, image: Tensor, share: float = 1.0) -> Tensor:
+        """Return class scores of a network that is not changed any more.
+
+        Args:
+            network: The network.
+            image: A raw image.
+            share: Weight of its tuned weights; the rest is as trained.
+        """
+        return network.logits(image)
+
     def _variant(self) -> Hashable:
         """Return a key of everything but the image that a computation depends on: all settings."""
-        hidden = ("notes", "_rates", "_measured_work", "engine", "model", "interface")
+        hidden = ("notes", "_rates", "_measured_work", "engine", "model", "interface", "result")
         return tuple(_hashable(value) for name, value in vars(self).items() if name not in hidden)
 
     @property

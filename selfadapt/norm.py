@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from numbers import Real
 from typing import Any
@@ -51,6 +51,8 @@ class ForwardContext:
     """Images in the batch. Some networks put windows or tokens of an image into the batch."""
     backend: Backend | None = None
     """Computes layers in the place of the reference in this module."""
+    recorded: "dict[SaN, list[tuple[Tensor, Tensor]]] | None" = None
+    """Filled with the mixed mean and variance ``(C,)`` of each layer, once for each use."""
 
 
 _context: ContextVar[ForwardContext] = ContextVar("context", default=ForwardContext())  # noqa: B039
@@ -59,9 +61,23 @@ _context: ContextVar[ForwardContext] = ContextVar("context", default=ForwardCont
 @contextmanager
 def forward_context(num_images: int, backend: Backend | None) -> Iterator[None]:
     """Set the context of the forward passes in a ``with`` block."""
-    token = _context.set(ForwardContext(num_images, backend))
+    token = _context.set(replace(_context.get(), num_images=num_images, backend=backend))
     try:
         yield
+    finally:
+        _context.reset(token)
+
+
+@contextmanager
+def record_statistics() -> Iterator[dict["SaN", list[tuple[Tensor, Tensor]]]]:
+    """Record the mixed mean and variance ``(C,)`` of SaN layers at each use in a ``with`` block.
+
+    Each forward pass must be of one image, without a backend.
+    """
+    recorded: dict[SaN, list[tuple[Tensor, Tensor]]] = {}
+    token = _context.set(replace(_context.get(), recorded=recorded))
+    try:
+        yield recorded
     finally:
         _context.reset(token)
 
@@ -173,7 +189,10 @@ class SaN:
         if self.san_tracker is None:
             alpha = self.san_alpha
             mean = (1 - alpha) * self.running_mean.to(image_mean) + alpha * image_mean
-            return mean, (1 - alpha) * self.running_var.to(image_var) + alpha * image_var
+            var = (1 - alpha) * self.running_var.to(image_var) + alpha * image_var
+            if (recorded := _context.get().recorded) is not None:
+                recorded.setdefault(self, []).append((mean[0], var[0]))
+            return mean, var
         num = pixels.shape[-1]
         with torch.no_grad():  # BatchNorm's rule: the running variance is the unbiased one
             unbiased = unbiased_var(image_var.mean(dim=0), num)

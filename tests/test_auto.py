@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from conftest import TinyNet, random_image, seeded
 from selfadapt import SelfAdapt, create_method
 from selfadapt.adapt import NOT_NEEDED
-from selfadapt.auto import StatisticsShift, calibrated, label_iou, quality
+from selfadapt.auto import StatisticsShift, label_iou, quality, temperature
 from selfadapt.method import UNLIKE
 from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
 
@@ -55,7 +55,7 @@ def reference_views(
 
 
 def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) -> dict[str, object]:
-    """Return prediction, shares and quality of ``auto`` mode, pixel by pixel."""
+    """Return what ``auto`` mode makes of an image, pixel by pixel."""
     paper = reference_self_adaptation(image, model, alpha, 0.7, 0.05, 0, (0.25, 0.5, 0.75), LATER)
     fused, target = paper["fused"], paper["label"]
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -111,7 +111,7 @@ def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) ->
         low, high = (middle_t, high) if sure > expected else (low, middle_t)
     return {
         "probs": (probs.log() / low).softmax(dim=0), "share": share, "san": kept_san,
-        "losses": losses, "quality": estimate,
+        "losses": losses, "quality": estimate, "weights": weights, "temperature": low,
     }  # fmt: skip
 
 
@@ -171,7 +171,8 @@ def test_the_source_is_computed_once_and_given_only_if_asked_for(image: Tensor) 
 def test_a_temperature_keeps_labels_and_reaches_the_confidence() -> None:
     probs = torch.randn(5, 40, 300, generator=torch.Generator().manual_seed(0)).mul(3).softmax(0)
     for goal in (0.4, 0.6, 0.9):
-        after = calibrated(probs, torch.tensor(goal)).softmax(dim=0)
+        scores = probs.log()
+        after = (scores / temperature(scores, torch.tensor(goal))).softmax(dim=0)
         assert torch.equal(after.argmax(dim=0), probs.argmax(dim=0))
         assert float(after.amax(dim=0).mean()) == pytest.approx(goal, abs=0.01)
 

@@ -28,6 +28,7 @@ ROWS = [
     {"engine"},
     {"cost", "explain"},
     {"method"},
+    {"adapted"},
     {"adapt", "baselines", "entropy"},
     {"methods"},
     {"forecast"},
@@ -36,8 +37,9 @@ ROWS = [
     {"cli"},
 ]
 
-SHORTHANDS = {("result", "predict"), ("explain", "method")}
-"""Imported within a function or for types alone: ``Result.save`` is short for what predict does."""
+SHORTHANDS = {("result", "predict"), ("method", "adapted"), ("explain", "method")}
+"""Imported within a function or for types alone: ``Result.save`` is short for what predict does,
+``Method.adapt`` for what adapted does."""
 
 
 def wrong_imports() -> Iterator[str]:

@@ -81,7 +81,7 @@ class Engine:
             compute: The computation.
             image: The image.
             size: Height and width of the result.
-            variant: What the computation depends on beside the image.
+            variant: What the computation depends on beside the image. None: it is not recorded.
         """
         fast = self.fast
         try:
@@ -115,7 +115,7 @@ class Engine:
     def _run(self, compute: Compute, image: Tensor, size: Size, variant: Hashable) -> Computed:
         is_random = seeded(0, image.device) if self.is_random else nullcontext()
         with torch.cuda.device_of(image), is_random:  # kernels start on the current device
-            if self.plan().runs("graphs"):
+            if variant is not None and self.plan().runs("graphs"):
                 return self.graphs(compute, image, size, variant)
             return compute(image).finish(size, copy=False)
 

@@ -21,6 +21,7 @@ from selfadapt.norm import (
     convert,
     forward_context,
     image_statistics,
+    record_statistics,
 )
 from selfadapt.pseudo import fuse
 from selfadapt.steps import StepRule, gradient_descent
@@ -223,6 +224,19 @@ class Network:
         with image_statistics(self.model, momentum) as self._tracker:
             yield
         self._tracker = None
+
+    def mixed_statistics(self, image: Tensor) -> dict[str, list[tuple[Tensor, Tensor]]]:
+        """Return the statistics that SaN normalises a raw image with, by name of the layer.
+
+        The network must run without optimizations.
+
+        Returns:
+            Mean and variance ``(C,)`` at each use of the layer.
+        """
+        with record_statistics() as recorded:
+            self.logits(image)
+        layers: dict[Any, str] = {layer: name for name, layer in self.model.named_modules()}
+        return {layers[layer]: uses for layer, uses in recorded.items()}
 
     def _run(self, image: Tensor, use: Callable[[Tensor], Any], again: bool = False) -> Any:
         """Run the network on an image, and ``use`` its logits.
