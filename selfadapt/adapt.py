@@ -57,7 +57,7 @@ NOT_NEEDED = (
 )
 
 
-class Source(NamedTuple):
+class SourcePrediction(NamedTuple):
     """What the network as trained gives for an image."""
 
     logits: Tensor
@@ -195,7 +195,7 @@ class SelfAdapt(Method):
             notes=self._steps_note(len(losses)),
         )
 
-    def _compute_auto(self, network: Network, image: Tensor, source: Source) -> Computed:
+    def _compute_auto(self, network: Network, image: Tensor, source: SourcePrediction) -> Computed:
         """Compute the same in ``auto`` mode, which adapts as far as that is worth it."""
         small = self._step_image(image)
         size = size_of(small)
@@ -245,12 +245,12 @@ class SelfAdapt(Method):
             temperature=divisor,
         )
 
-    def _source(self, image: Tensor) -> Source:
+    def _source(self, image: Tensor) -> SourcePrediction:
         """Return what the network as trained predicts, and how far the image's statistics are."""
         network = self._source_network()
         with StatisticsShift(network.model, self.san.converted) as shift:
             logits = network.logits(image)
-        return Source(logits, shift.value)
+        return SourcePrediction(logits, shift.value)
 
     def _step_image(self, image: Tensor) -> Tensor:
         return image if self.step_scale == 1 else View(self.step_scale).make(image)
