@@ -120,7 +120,7 @@ def steps() -> Image.Image:
         tile(painted(result.pseudo_label), "3  pseudo-label, white: ignored"),
     ])  # fmt: skip
     third = beside([
-        tile(loss_curve(result.losses), "4  loss, ten gradient steps"),
+        tile(loss_curve(result.losses), "4  loss, five gradient steps"),
         tile(painted(result.label), "5  prediction, adapted"),
         tile(painted(label), "ground truth"),
     ])  # fmt: skip

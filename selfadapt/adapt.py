@@ -168,7 +168,6 @@ class SelfAdapt(Method):
         self.preset, self.budget_ms = preset, budget_ms
         self._select_layers(adapt)
         self.views = self._choose_views(settings["scales"], views)
-        self._scales = sorted({view.scale for view in self.views})
         self._note_gray()
         self._final_views = self._choose_views(self.final_scales) if self.final_scales else ()
         self._budget = budget
@@ -200,14 +199,15 @@ class SelfAdapt(Method):
         small = self._step_image(image)
         size = size_of(small)
         san = network.logits(image).softmax(dim=1)[0]
+        whole = resize(san, size).argmax(dim=0)
         plain, kept_san = san, None
         if source.shift is not None:
-            as_trained = source.logits.softmax(dim=1)[0]
             kept_san = san_share(source.shift).to(san.dtype)
-            plain = as_trained.lerp(san, kept_san)
-        by_scale = {scale: [v for v in self.views if v.scale == scale] for scale in self._scales}
+            plain = source.logits.softmax(dim=1)[0].lerp_(san, kept_san)
+        del san  # a large map
         labels, total = [], None
-        for views in by_scale.values():
+        for scale in sorted({view.scale for view in self.views}):
+            views = [view for view in self.views if view.scale == scale]
             probs = network.mean_probs(image, views, size)
             labels.append(probs.argmax(dim=0))
             total = probs * len(views) if total is None else total.add_(probs, alpha=len(views))
@@ -216,7 +216,6 @@ class SelfAdapt(Method):
         num_classes = len(fused)
         share = torch.ones((), device=image.device, dtype=fused.dtype)
         if len(labels) > 1:
-            whole = resize(san, size).argmax(dim=0)
             share = adapted_share(labels[0], labels[1], whole, num_classes)
         ignore = ignore_label(num_classes)
         target = pseudo_label(fused, self.psi, ignore=ignore)  # Eq. 2-4
@@ -229,11 +228,11 @@ class SelfAdapt(Method):
             warnings |= more
         if losses:
             adapted = self._predict(network, image).softmax(dim=1)[0]
-            plain = plain.lerp(adapted, share.to(plain.dtype))
-        scores = plain.log()
+            plain.lerp_(adapted, share.to(plain.dtype))
+        scores = plain.log_()
         divisor = temperature(scores, expected)
         return Computed(
-            logits=(scores / divisor)[None],
+            logits=scores.div_(divisor)[None],
             fused=fused,
             pseudo_label=target,
             losses=losses,
