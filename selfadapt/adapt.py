@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from selfadapt.adapted import Adapted
+from selfadapt.adapted import Adapted, AdaptError
 from selfadapt.auto import (
     StatisticsShift,
     adapted_share,
@@ -315,7 +315,7 @@ class SelfAdapt(Method):
     def adapt(self, image: Image, *, normalized: bool = False) -> Adapted:
         """Return the network adapted to ``image``, see ``Method.adapt``."""
         if self._budget is not None:
-            raise ValueError("adapt takes all steps, whatever their time: leave out budget_ms")
+            raise AdaptError("adapt takes all steps, whatever their time: leave out budget_ms")
         return super().adapt(image, normalized=normalized)
 
     # within a budget
