@@ -135,7 +135,10 @@ def _from_file(path: Path, channels: int, device: Device, large: bool = False) -
     except UnidentifiedImageError as error:
         raise ValueError(f"{path} is not an image file that can be read") from error
     except PILImage.DecompressionBombError as error:
-        raise ValueError(f"{path} has more pixels than one image may have") from error
+        raise ValueError(
+            f"{path} has more pixels than one image may have; a TIFF may be larger, with "
+            "pip install 'selfadapt[geo]'"
+        ) from error
     except ValueError:
         raise
     except PermissionError as error:

@@ -26,7 +26,6 @@ from selfadapt.cli.model_flags import (
 )
 from selfadapt.devices import refuse_torchrun
 from selfadapt.engine import RECORD_AT
-from selfadapt.forecast import forecast
 from selfadapt.method import UNLIKE
 from selfadapt.models.spec import fingerprint
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
@@ -139,7 +138,7 @@ def _predict(args: Namespace) -> int:
 
             run = PredictRun(folder, journal, method, classes, inputs, show_progress, large)
             if not args.quiet and not args.json:
-                for line in (*trained_on(networks), *forecast(args.method, method, run.sizes())):
+                for line in (*trained_on(networks), *run.forecast(args.method)):
                     print(line, file=sys.stderr, flush=True)
             summary = run()
     return _print_summary(summary, args)

@@ -7,7 +7,7 @@ from functools import cached_property
 from glob import escape, glob, has_magic
 from pathlib import Path
 
-from selfadapt.scenes import is_georeferenced
+from selfadapt.scenes import is_raster
 
 IMAGES = (".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of images in folders and patterns; a file given explicitly may have any suffix."""
@@ -40,8 +40,8 @@ class Input:
 
     @cached_property
     def is_raster(self) -> bool:
-        """Whether the file is a georeferenced image."""
-        return is_georeferenced(self.path)
+        """Whether the file is georeferenced, or too large to be read whole."""
+        return is_raster(self.path)
 
     def stamp(self) -> str:
         """Return a text that changes when the file does."""

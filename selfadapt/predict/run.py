@@ -16,6 +16,7 @@ from pathlib import Path
 
 from selfadapt.auto import LOW_QUALITY
 from selfadapt.data.reading import read_image_size
+from selfadapt.forecast import forecast
 from selfadapt.journal import Journal, Row, iter_rows
 from selfadapt.labels import Classes, predicted_colors, predicted_names
 from selfadapt.methods import Segments
@@ -27,6 +28,7 @@ from selfadapt.predict.scene import LargeImages
 from selfadapt.predict.stream import UnitOutcome, attempt, predict, stream
 from selfadapt.predict.table import append_to_table, write_table
 from selfadapt.predict.video import guess_frame_size, guess_num_frames
+from selfadapt.scenes import raster_size
 from selfadapt.views import Size
 
 MAX_SIZE_SAMPLES = 200
@@ -137,11 +139,19 @@ class PredictRun:
             if not item.path.is_file():  # opening a pipe would block
                 continue
             try:
-                width, height = (guess_frame_size if item.is_video else read_image_size)(item.path)
+                if item.is_raster:
+                    height, width = raster_size(item.path)
+                else:
+                    read = guess_frame_size if item.is_video else read_image_size
+                    width, height = read(item.path)
             except (ValueError, OSError):  # reported when it is segmented
                 continue
             sizes[height, width] += self._size(item)
         return {size: number * len(items) / len(sample) for size, number in sizes.items()}
+
+    def forecast(self, name: str) -> list[str]:
+        """Return lines on the time that this share will take, see ``forecast.forecast``."""
+        return forecast(name, self.method, self.sizes(), self.large.max_pixels())
 
     def _left(self) -> list[Input]:
         """Return the files that are not done, and videos of which label files are missing."""
@@ -198,8 +208,9 @@ class PredictRun:
     def _segment_scene(self, item: Input) -> None:
         key, paths, work = self._keys[item.file], self.folder.paths(item), self.folder.tiles(item)
 
-        def show_tiles(done: int, total: int) -> None:
-            self.show(self._done, self._total, f"{item.path.name}: tile {done} of {total}")
+        def show_tiles(done: int, total: int) -> None:  # they count as images
+            text = f"tiles of {item.path.name}"
+            self.show(self._done + done, self._total + total, text)
 
         def segment() -> UnitOutcome:
             return self.large.segment(item, paths, work, self.classes, key.stamp, show_tiles)

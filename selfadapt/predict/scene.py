@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from typing import Literal
 
@@ -40,7 +40,7 @@ from selfadapt.scenes import (
     Scene,
     SceneMaps,
     blocks,
-    is_georeferenced,
+    is_raster,
     nearest,
     segment_tiles,
     segment_whole,
@@ -109,15 +109,15 @@ def segment_scene(
         ValueError: The image cannot be read, or the method cannot segment tiles.
     """
     path = Path(image) if isinstance(image, str | os.PathLike) else None
-    is_raster = path is not None and is_georeferenced(path)
+    reads_windows = path is not None and is_raster(path)
     base = Path(folder) / (name or (path.stem if path else "image"))
-    paths = output_paths(base, check_outputs(outputs), raster=is_raster)
+    paths = output_paths(base, check_outputs(outputs), raster=reads_windows)
     if existing := [path for path in paths.values() if path.exists() and not overwrite]:
         raise would_be_replaced(existing[0])
     classes = classes or getattr(getattr(method.model, "spec", None), "classes", None)
     stamp = Input(path).stamp() if path else ""
     channels = method.interface.channels or 3
-    scene = Raster(path, channels, bands) if path and is_raster else Picture(image, channels)
+    scene = Raster(path, channels, bands) if path and reads_windows else Picture(image, channels)
     work = base.with_name(f".{base.name}.tiles")
     result = write_scene(method, scene, paths, work, classes, large, stamp=stamp, show=show)
     number = len(result.shares)
@@ -158,10 +158,9 @@ class LargeImages:
         if not isinstance(self.method, Method):
             return False
         try:
-            width, height = (0, 0) if item.is_raster else read_image_size(item.path)
+            return item.is_raster or prod(read_image_size(item.path)) > self.max_pixels()
         except (ValueError, OSError):  # reported when it is read
             return False
-        return item.is_raster or height * width > self.max_pixels()
 
     def segment(
         self,

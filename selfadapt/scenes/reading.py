@@ -22,6 +22,8 @@ from selfadapt.views import Size, resize, size_of
 
 DRIVERS = {".tif": "GTiff", ".tiff": "GTiff", ".jp2": "JP2OpenJPEG"}
 """Formats that GDAL may read, by suffix. Others name files and addresses, which it would read."""
+MAX_PICTURE_PIXELS = 2 * (PILImage.MAX_IMAGE_PIXELS or 2**62)
+"""Beyond this many pixels Pillow opens no image."""
 OVERVIEW_PIXELS = 2**20
 """Pixels of the reduced image that windows are chosen on."""
 PERCENTILES = 0.02, 0.98
@@ -217,12 +219,22 @@ def _window(window: Window) -> Any:
     return RasterioWindow(window.left, window.top, window.width, window.height)
 
 
-def is_georeferenced(path: Path) -> bool:
-    """Return True if a file says where on earth it was taken, and rasterio is installed."""
+def raster_size(path: Path) -> Size:
+    """Return height and width of a georeferenced image."""
+    with _open(path) as dataset:
+        return dataset.height, dataset.width
+
+
+def is_raster(path: Path) -> bool:
+    """Return True if a file is read in windows by rasterio, and that is installed.
+
+    These are the files that say where on earth they were taken, and those too large for Pillow.
+    """
     if path.suffix.lower() not in DRIVERS or find_spec("rasterio") is None:
         return False
     try:
         with _open(path) as dataset:
-            return bool(dataset.gcps[0]) or not dataset.transform.is_identity
+            is_placed = bool(dataset.gcps[0]) or not dataset.transform.is_identity
+            return is_placed or dataset.width * dataset.height > MAX_PICTURE_PIXELS
     except (ValueError, OSError):  # reported when it is segmented
         return False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, isqrt, lcm
+from math import isqrt, lcm
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +97,13 @@ def segment_tiles(
     windows = [grid.window(index) for index in range(done, len(grid))]
     with closing(prefetch(scene.read, windows, readers=1)) as images:
         for index, image in enumerate(images, start=done):
-            missing = [0, grid.tile[1] - image.shape[2], 0, grid.tile[0] - image.shape[1]]
-            probs = network(F.pad(image[None], missing, mode="replicate")[0]).probs
+            probs = network(image).probs
             canvas = canvas or Canvas(folder, grid, len(probs))
             canvas.add(probs)
             show(index + 1, len(grid))
     assert canvas is not None
-    note = f"segmented in {len(grid)} tiles of {grid.tile[1]}x{grid.tile[0]} pixels"
+    _, _, height, width = grid.window(0)
+    note = f"segmented in {len(grid)} tiles of {width}x{height} pixels"
     maps = SceneMaps(canvas.label, canvas.confidence, canvas.num_classes, (*scene.notes, note))
     if not isinstance(network, Adapted):
         return maps
@@ -140,22 +140,19 @@ def nearest(array: np.ndarray, size: Size) -> np.ndarray:
 
 
 def _grid(method: Method, size: Size, side: int, overlap: int) -> Grid:
-    """Return tiles that start and end where the network's downsampled maps have a pixel.
+    """Return tiles that start where the network's downsampled maps have a pixel.
 
-    Maps of a network that upsamples them with ``align_corners=True`` would be stretched otherwise,
-    those of tiles and those of the whole scene by different factors.
+    Where maps are upsampled with ``align_corners=True``, tiles also end there: else each would be
+    stretched by a factor that depends on its length.
     """
     if (fixed := method.interface.size) is not None:
         return Grid(size, fixed, overlap, alignment=1)
     alignment = lcm(ALIGNMENT, method.interface.divisor or 1)
     with _CornerAlignment() as corners:
         Probe(method.model).scores(method.interface, accepted_size(method.interface))
-    more = int(corners.is_used and alignment == ALIGNMENT)
-    most = (side - more) // alignment
-    height, width = (
-        min(most, ceil((length - more) / alignment)) * alignment + more for length in size
-    )
-    return Grid(size, (height, width), overlap, alignment)
+    is_equal = corners.is_used and alignment == ALIGNMENT
+    side = (side - is_equal) // alignment * alignment + is_equal
+    return Grid(size, (side, side), overlap, alignment, is_equal)
 
 
 class _CornerAlignment(TorchFunctionMode):
