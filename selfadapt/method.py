@@ -308,6 +308,11 @@ class Method(Segmenter):
             except (ValueError, TypeError):  # one of them
                 return [self._outcome(image, normalized) for image in images]
             scaled = torch.stack([within_budget(w, self.mode, self.max_pixels) for w in whole])
+            try:
+                check_memory(scaled[0], partial(self._batch_estimate, len(images)), self.max_pixels)
+            except ValueError:
+                self.engine.halve_batch(len(images))
+                return ()
             size, variant = size_of(whole[0]), ("batch", self._variant())
             batch = self.engine.run_batch(self._compute_all_batch, scaled, size, variant)
             if batch is None:
@@ -370,6 +375,10 @@ class Method(Segmenter):
         pixels = min(height * width, self.max_pixels) if fixed is None else fixed[0] * fixed[1]
         passes, steps = work
         return estimate(self._rates, pixels, passes + self.compare, steps)
+
+    def _batch_estimate(self, number: int, height: int, width: int) -> Estimate:
+        one = self.estimate(height, width)
+        return replace(one, num_bytes=number * one.num_bytes)
 
     def _noise(self) -> Tensor:
         size = accepted_size(self.interface, SAMPLE_SIZE)

@@ -118,11 +118,14 @@ class Engine:
         try:
             return self._run(compute, images, size, variant)
         except torch.OutOfMemoryError:
-            why = f"there is not enough memory for {len(images)} images at a time"
-            self.limit_batch(len(images) // 2, why)
+            self.halve_batch(len(images))
         except Exception as error:
             self.limit_batch(1, f"the network fails on several images ({described(error)})")
         return None
+
+    def halve_batch(self, number: int) -> None:
+        """Take no more images at a time than half as many as these from now on."""
+        self.limit_batch(number // 2, f"there is not enough memory for {number}")
 
     def limit_batch(self, max_batch: int, reason: str) -> None:
         """Take no more images at a time than ``max_batch`` from now on."""

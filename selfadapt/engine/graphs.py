@@ -98,9 +98,7 @@ class Graphs:
                 return self._record(key, compute, image, size)
         return compute(image).finish(size, copy=False)
 
-    def _record(
-        self, key: Any, compute: Compute[Values], image: Tensor, size: Size
-    ) -> Values:
+    def _record(self, key: Any, compute: Compute[Values], image: Tensor, size: Size) -> Values:
         height, width = image.shape[-2:]
         LOG.info("preparing for images of %dx%d pixels", width, height)
         self._needed[key] = 2 * self._seen[key]  # record ever less often if sizes keep changing

@@ -4,6 +4,7 @@ import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,10 +57,17 @@ class Masks:
     """Class probabilities ``(C, H, W)``, if requested."""
     adapted: bool = False
     """The network took gradient steps."""
+    ready: torch.cuda.Event | None = None
+    """Tells when a GPU has written the masks, where it was not waited for."""
 
     def __post_init__(self) -> None:
         if not self.colors:
             object.__setattr__(self, "colors", predicted_colors(self.names, len(self.names)))
+
+    def wait(self) -> None:
+        """Wait until the masks are there."""
+        if self.ready is not None:
+            self.ready.synchronize()
 
     def shares(self) -> list[float]:
         """Return the fraction of pixels of each class."""
@@ -89,7 +97,9 @@ def output_paths(
     return {kind: base.with_name(f"{base.name}_{kind}{endings[kind]}") for kind in outputs}
 
 
-def masks_of(result: Result, classes: Classes | None = None, *, probs: bool = False) -> Masks:
+def masks_of(
+    result: Result, classes: Classes | None = None, *, probs: bool = False, wait: bool = True
+) -> Masks:
     """Return the parts of a result that are written, computed on the device of the result.
 
     Args:
@@ -97,16 +107,24 @@ def masks_of(result: Result, classes: Classes | None = None, *, probs: bool = Fa
         classes: Names of its classes, with colours if it is a mapping.
         probs: Include the probabilities. Those of large images stay at their stored size, and are
             resized while they are written, a few classes at a time.
+        wait: Wait for a GPU. False: ``Masks.wait`` does.
     """
     names = predicted_names(classes, result.num_classes)
     kind = torch.uint8 if len(names) <= 256 else torch.uint16
     confidence = (result.confidence.clamp(0, 1) * 255).round().byte()
-    source = result.source_label
+    source, ready = result.source_label, None
+    fetch = partial(Tensor.to, device="cpu", non_blocking=not wait)
+    label, levels = fetch(result.label.to(kind)), fetch(confidence)
+    source = None if source is None else fetch(source.to(kind))
+    if confidence.is_cuda and not wait:
+        ready = torch.cuda.Event(blocking=True)
+        ready.record(torch.cuda.current_stream(confidence.device))
     return Masks(
-        label=result.label.to(kind).cpu(),
-        confidence=confidence.cpu(),
+        label=label,
+        confidence=levels,
         names=names,
-        source=None if source is None else source.to(kind).cpu(),
+        source=source,
+        ready=ready,
         colors=predicted_colors(classes, len(names)),
         probs=result.stored_probs.cpu() if probs else None,
         adapted=bool(result.losses),
