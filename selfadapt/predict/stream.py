@@ -120,13 +120,13 @@ def stream(
     """Segment each image and write its outputs; yield key and outcome, which may be an error.
 
     The network runs in the caller's thread, on a GPU on several images of one size at a time, while
-    other threads read the next images and write earlier results. An image is yielded in the given order once its outputs are written, without
-    the maps of its result, which would fill the memory. ``record`` is called earlier, by the thread
-    that has written the outputs: by then the network may be busy with the next image. An exception
-    that stops the network, also Ctrl-C, is raised after earlier results are written and yielded. A
-    caller that stops before the end must close the generator, which ends its threads; files that
-    they have begun are completed. With ``probs``, the probabilities of one image at a time are kept
-    until they are written.
+    other threads read the next images and write earlier results. An image is yielded in the given
+    order once its outputs are written, without the maps of its result, which would fill the memory.
+    ``record`` is called earlier, by the thread that has written the outputs: by then the network
+    may be busy with the next image. An exception that stops the network, also Ctrl-C, is raised
+    after earlier results are written and yielded. A caller that stops before the end must close the
+    generator, which ends its threads; files that they have begun are completed. With ``probs``, the
+    probabilities of one image at a time are kept until they are written.
     """
     num_writers = min(MAX_PENDING, num_cores())
     max_pending = 1 if probs else min(MAX_PENDING, num_writers + MAX_BATCH)
