@@ -88,7 +88,7 @@ def cpu_ms(work: Callable[[Any], Any], items: Sequence[Any]) -> float:
 
 
 def transfers(images: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """Yield images that were copied to the device and, of the size of label and confidence, back."""
+    """Yield images that were copied to the device, and two of their three channels back."""
     kept = [pinned(image, device) for image in images[:MAX_BATCH]]
     for image in cycle(kept):
         there = image.to(device, non_blocking=True)
@@ -182,11 +182,10 @@ def measure(
     """Measure the stages and the whole, and print them."""
     names, write_numbers = tuple(f"class {index}" for index in range(19)), count()
     there = [picture.to(device) for picture in pictures]
-    methods = {
-        name: create_method(name, model, compare=False) for name in dict.fromkeys(args.methods)
+    methods: dict[str, Any] = {
+        name: create_method(name, model, compare=False) for name in args.methods
     }
-    first = masks_of(create_method("san", model, compare=False)(pictures[0]), names)
-    kept = [masks_of(methods[args.methods[0]](p), names) for p in pictures[:8]] or [first]
+    kept = [masks_of(methods[args.methods[0]](picture), names) for picture in pictures[:8]]
 
     row("compute, images/s, by images at a time", *args.batches)
     row(*["---"] * (1 + len(args.batches)))
@@ -201,7 +200,7 @@ def measure(
         row(name, *(rates.get(batch, "") for batch in args.batches))
 
     encoded: dict[str, float] = {}
-    spent = {"decode": cpu_ms(read_image, paths)}
+    spent, sizes = {"decode": cpu_ms(read_image, paths)}, {"decode": paths[0].stat().st_size}
     decode = in_threads(read_image, paths, args.seconds)
     transfer = rate(transfers(pictures, device), args.seconds / 2, 3)
     for key in args.outputs:
@@ -213,14 +212,17 @@ def measure(
             write_result(masks, picture, base, names, outputs)
 
         spent[key] = cpu_ms(write, range(8))
+        files = list((folder / "out").iterdir())
+        sizes[key] = sum(file.stat().st_size for file in files) * len(OUTPUT_SETS[key]) / len(files)
         encoded[key] = in_threads(write, range(64), args.seconds)
         shutil.rmtree(folder / "out")
 
     print()
-    row("CPU time of an image on one core", "ms")
-    row("---", "---")
+    row("an image", "ms on one core", "MB of files")
+    row("---", "---", "---")
     for key, ms in spent.items():
-        row(key if key == "decode" else f"encode, outputs: {key}", ms)
+        text = key if key == "decode" else f"encode, outputs: {key}"
+        row(text, ms, f"{sizes[key] / 1e6:.2f}")
 
     print("\nimages/s:\n")
     row("method", "outputs", *STAGES, "cores", "slowest stage", "whole", "of the slowest stage")

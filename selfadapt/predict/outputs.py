@@ -19,7 +19,7 @@ from selfadapt.images import Image, colored, label_image, overlay, rgb_image
 from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
 from selfadapt.patterns import alternatives
 from selfadapt.predict.legend import heading, legend, legend_below, text_size
-from selfadapt.result import ResizedMap, Result, map_parts
+from selfadapt.result import ResizedMap, Result, best_of, map_parts
 
 OUTPUTS = {
     "label": "the class of each pixel, as a number",
@@ -111,17 +111,17 @@ def masks_of(
     """
     names = predicted_names(classes, result.num_classes)
     kind = torch.uint8 if len(names) <= 256 else torch.uint16
-    confidence = (result.confidence.clamp(0, 1) * 255).round().byte()
+    confidence, label = best_of(result.stored_probs)
     source, ready = result.source_label, None
     fetch = partial(Tensor.to, device="cpu", non_blocking=not wait)
-    label, levels = fetch(result.label.to(kind)), fetch(confidence)
+    masks = fetch(label.to(kind)), fetch((confidence.clamp(0, 1) * 255).round().byte())
     source = None if source is None else fetch(source.to(kind))
-    if confidence.is_cuda and not wait:
+    if label.is_cuda and not wait:
         ready = torch.cuda.Event(blocking=True)
-        ready.record(torch.cuda.current_stream(confidence.device))
+        ready.record(torch.cuda.current_stream(label.device))
     return Masks(
-        label=label,
-        confidence=levels,
+        label=masks[0],
+        confidence=masks[1],
         names=names,
         source=source,
         ready=ready,
