@@ -1,4 +1,4 @@
-"""Hours of a large run of ``selfadapt predict``, with machines that are slow and machines that fail.
+"""Hours of a large run of ``selfadapt predict`` on machines some of which are slow, or fail.
 
     python benchmarks/scale.py --images 1e9 --rate 60 --machines 200 --price 4
     python benchmarks/scale.py --list 100000
@@ -72,10 +72,7 @@ def simulate(cluster: Cluster, images: float, repeats: int, price: float) -> Non
     print(f"{images:.3g} images, {cluster}")
     print(f"without slow machines and failures: {ideal:.2f} hours\n")
     cost = " cost |" if price else ""
-    print(
-        "| shares of a machine | hours, median | worst of 20 | of the ideal | machine hours |"
-        + cost
-    )
+    print("| shares of a machine | hours, median | worst | of the ideal | machine hours |" + cost)
     print("|---|---|---|---|---|" + "---|" * bool(price))
     for each in (1, 4, 16, 64):
         rng = np.random.default_rng(0)
@@ -108,8 +105,8 @@ def bookkeeping(number: int) -> None:
             journal.close()
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         record = Path(temporary, "masks", ".predict", "record.json").stat().st_size
-    print(f"{number} files: {seconds:.1f} s and {memory / 2**10:.0f} MB before the first image, ")
-    print(f"a record of {record / 1e6:.0f} MB; torch {torch.__version__}")
+    text = f"{number} files: {seconds:.1f} s and {memory / 2**10:.0f} MB before the first image, "
+    print(text + f"a record of {record / 1e6:.1f} MB; torch {torch.__version__}")
 
 
 def main() -> None:

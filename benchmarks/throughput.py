@@ -200,7 +200,8 @@ def measure(
         row(name, *(rates.get(batch, "") for batch in args.batches))
 
     encoded: dict[str, float] = {}
-    spent, sizes = {"decode": cpu_ms(read_image, paths)}, {"decode": paths[0].stat().st_size}
+    spent = {"decode": cpu_ms(read_image, paths)}
+    sizes = {"decode": float(paths[0].stat().st_size)}
     decode = in_threads(read_image, paths, args.seconds)
     transfer = rate(transfers(pictures, device), args.seconds / 2, 3)
     for key in args.outputs:
