@@ -20,8 +20,10 @@ Item = TypeVar("Item")
 class Segmenter(ABC):
     """Segments images, one or many."""
 
-    takes_batches = False
-    """Images of one size are computed together, each with its own result."""
+    @property
+    def takes_batches(self) -> bool:
+        """Images of one size are computed together, each with its own result."""
+        return False
 
     @abstractmethod
     def __call__(self, image: Image, *, normalized: bool = False) -> Result:

@@ -158,10 +158,10 @@ class Method(Segmenter):
         raise NotImplementedError
 
     @property
-    def takes_batches(self) -> bool:  # type: ignore[override]
+    def takes_batches(self) -> bool:
         """Images of one size are computed together, each with its own result."""
         hooks = ({"compute", "compute_batch"} & vars(kind).keys() for kind in type(self).__mro__)
-        return "compute_batch" in next(filter(None, hooks)) and type(self) is not Method
+        return "compute_batch" in next(filter(None, hooks))
 
     def work(self) -> tuple[float, float] | None:
         """Return the number of forward passes and steps per image, without the one to compare.
@@ -300,18 +300,24 @@ class Method(Segmenter):
     def _segment_batch(
         self, images: Sequence[Image], normalized: bool
     ) -> Sequence[Result | Exception]:
-        """Return results or errors; none if less images have to be taken at a time."""
+        """Return results or errors; none if fewer images have to be taken at a time."""
         start = time.perf_counter()
+
+        def cost_of(height: int, width: int) -> Estimate:
+            one = self.estimate(height, width)
+            return replace(one, num_bytes=len(images) * one.num_bytes)
+
         with torch.inference_mode(False), torch.no_grad():
             try:
                 whole = [self._load(image, normalized) for image in images]
-            except (ValueError, TypeError):  # one of them
+            except Exception:  # of one of them
                 return [self._outcome(image, normalized) for image in images]
             scaled = torch.stack([within_budget(w, self.mode, self.max_pixels) for w in whole])
             try:
-                check_memory(scaled[0], partial(self._batch_estimate, len(images)), self.max_pixels)
+                check_memory(scaled[0], cost_of, self.max_pixels)
             except ValueError:
-                self.engine.halve_batch(len(images))
+                reason = f"there is not enough memory for {len(images)}"
+                self.engine.limit_batch(len(images) // 2, reason)
                 return ()
             size, variant = size_of(whole[0]), ("batch", self._variant())
             batch = self.engine.run_batch(self._compute_all_batch, scaled, size, variant)
@@ -375,10 +381,6 @@ class Method(Segmenter):
         pixels = min(height * width, self.max_pixels) if fixed is None else fixed[0] * fixed[1]
         passes, steps = work
         return estimate(self._rates, pixels, passes + self.compare, steps)
-
-    def _batch_estimate(self, number: int, height: int, width: int) -> Estimate:
-        one = self.estimate(height, width)
-        return replace(one, num_bytes=number * one.num_bytes)
 
     def _noise(self) -> Tensor:
         size = accepted_size(self.interface, SAMPLE_SIZE)

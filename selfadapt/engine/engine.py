@@ -118,14 +118,11 @@ class Engine:
         try:
             return self._run(compute, images, size, variant)
         except torch.OutOfMemoryError:
-            self.halve_batch(len(images))
-        except Exception as error:
-            self.limit_batch(1, f"the network fails on several images ({described(error)})")
+            reason = f"there is not enough memory for {len(images)}"
+        except Exception as error:  # larger batches than were tried may be too large for it
+            reason = f"the network fails on {len(images)} ({described(error)})"
+        self.limit_batch(len(images) // 2, reason)
         return None
-
-    def halve_batch(self, number: int) -> None:
-        """Take no more images at a time than half as many as these from now on."""
-        self.limit_batch(number // 2, f"there is not enough memory for {number}")
 
     def limit_batch(self, max_batch: int, reason: str) -> None:
         """Take no more images at a time than ``max_batch`` from now on."""
