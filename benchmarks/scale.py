@@ -93,7 +93,7 @@ def bookkeeping(number: int) -> None:
         for index in range(number):
             (images / f"{index:09}.jpg").touch()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        start = time.perf_counter()
+        start = time.process_time()
         folder = PredictFolder(Path(temporary, "masks"), ("label",))
         inputs = folder.plan(find_inputs([images]), overwrite=False)
         with folder:
@@ -101,11 +101,11 @@ def bookkeeping(number: int) -> None:
             journal = folder.journal(FileKey)
             run = PredictRun(folder, journal, method, None, inputs)
             assert len(run._left()) == number
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
             journal.close()
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         record = Path(temporary, "masks", ".predict", "record.json").stat().st_size
-    text = f"{number} files: {seconds:.1f} s and {memory / 2**10:.0f} MB before the first image, "
+    text = f"{number} files: {seconds:.1f} s of one core and {memory / 2**10:.0f} MB before the first image, "
     print(text + f"a record of {record / 1e6:.1f} MB; torch {torch.__version__}")
 
 
