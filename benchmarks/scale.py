@@ -105,8 +105,8 @@ def bookkeeping(number: int) -> None:
             journal.close()
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         record = Path(temporary, "masks", ".predict", "record.json").stat().st_size
-    text = f"{number} files: {seconds:.1f} s of one core and {memory / 2**10:.0f} MB before the first image, "
-    print(text + f"a record of {record / 1e6:.1f} MB; torch {torch.__version__}")
+    print(f"{number} files, before the first image: {seconds:.1f} s of one core, ", end="")
+    print(f"{memory / 2**10:.0f} MB, a record of {record / 1e6:.1f} MB; torch {torch.__version__}")
 
 
 def main() -> None:
