@@ -76,7 +76,7 @@ def load_image(
     )
 
 
-def read_image(image: Image, channels: int = 3) -> Tensor:
+def read_image(image: Image, channels: int = 3, *, large: bool = False) -> Tensor:
     """Return an image as a tensor on the CPU, uint8 if that is lossless; a tensor as it is.
 
     Compared to float32 this takes a quarter of the memory and of the transfer to a GPU.
@@ -85,9 +85,10 @@ def read_image(image: Image, channels: int = 3) -> Tensor:
     Args:
         image: As for ``load_image``.
         channels: Number of channels of a file or a PIL image.
+        large: A file may have twice as many pixels as usual, the most that Pillow opens.
     """
     if isinstance(image, str | os.PathLike):
-        return _from_file(Path(image), channels, None)
+        return _from_file(Path(image), channels, None, large)
     if isinstance(image, PILImage.Image):
         return _from_pil(image, channels, None)
     return _from_array(image) if isinstance(image, np.ndarray) else image
@@ -117,7 +118,7 @@ def _to_unit_range(image: Tensor) -> Tensor:
     return image / 255 if image.dtype == torch.uint8 else image
 
 
-def _from_file(path: Path, channels: int, device: Device) -> Tensor:
+def _from_file(path: Path, channels: int, device: Device, large: bool = False) -> Tensor:
     if path.is_dir():
         raise ValueError(f"an image file is needed, but {path} is a folder")
     if not path.exists():
@@ -127,7 +128,8 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
     try:
         with PILImage.open(path, formats=readable_formats()) as picture:
             limit = PILImage.MAX_IMAGE_PIXELS
-            if limit is not None and picture.width * picture.height > limit:
+            is_over = limit is not None and picture.width * picture.height > limit
+            if is_over and not large:
                 raise ValueError(
                     f"{path} has more pixels than one image may have: {picture.width} x "
                     f"{picture.height}, and {limit} is the most"
@@ -136,7 +138,10 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
     except UnidentifiedImageError as error:
         raise ValueError(f"{path} is not an image file that can be read") from error
     except PILImage.DecompressionBombError as error:
-        raise ValueError(f"{path} has more pixels than one image may have") from error
+        raise ValueError(
+            f"{path} has more pixels than one image may have; a TIFF may be larger, with "
+            "pip install 'selfadapt[geo]'"
+        ) from error
     except ValueError:
         raise
     except PermissionError as error:

@@ -29,6 +29,7 @@ ROWS = [
     {"cost", "explain", "batches"},
     {"method"},
     {"adapted"},
+    {"scenes"},
     {"adapt", "baselines", "entropy"},
     {"methods"},
     {"forecast"},

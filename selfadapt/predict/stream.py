@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from selfadapt.prefetch import num_readers, prefetch
 from selfadapt.result import Result
 from selfadapt.views import Size
 
+T = TypeVar("T")
 READ_AHEAD = 2
 """Number of images or frames that are read ahead of the network, beyond its next batch."""
 MAX_PENDING = 32
@@ -72,9 +73,13 @@ def predict(
     classes: Classes | None = None,
     outputs: Sequence[str] = DEFAULT,
     record: Record = lambda key, outcome: None,
+    skip: Callable[[Path], bool] = lambda path: False,
 ) -> UnitOutcomes:
-    """Segment image files and write their outputs; yield the outcome of each, see ``stream``."""
-    units = image_units(method, images, bases, outputs)
+    """Segment image files and write their outputs; yield the outcome of each, see ``stream``.
+
+    Files that ``skip`` returns True for are left out; it is called by the threads that read ahead.
+    """
+    units = image_units(method, images, bases, outputs, skip)
     return stream(method, units, classes, record, probs="probs" in outputs)
 
 
@@ -83,13 +88,16 @@ def image_units(
     images: Sequence[Path],
     bases: Sequence[Path],
     outputs: Sequence[str],
+    skip: Callable[[Path], bool] = lambda path: False,
 ) -> Units:
     """Yield the units of image files, which are read ahead."""
     members = getattr(method, "members", (method,))  # of an ensemble
     interfaces = [getattr(member, "interface", None) for member in members]
     takes_rgb = all(isinstance(i, Interface) and i.channels in (None, 3) for i in interfaces)
 
-    def read(path: Path) -> tuple[Image | Exception, tuple[str, ...]]:
+    def read(path: Path) -> tuple[Image | Exception, tuple[str, ...]] | None:
+        if skip(path):
+            return None
         try:
             image = read_image(path) if takes_rgb else path  # else the method reads it
         except (ValueError, FileNotFoundError) as error:
@@ -99,8 +107,11 @@ def image_units(
         return image, picture_notes(path)
 
     with closing(prefetch(read, images, num_readers())) as loaded:
-        for path, base, (image, notes) in zip(images, bases, loaded, strict=True):
-            yield Unit(path, image, partial(write_result, base=base, outputs=outputs), notes)
+        for path, base, image_and_notes in zip(images, bases, loaded, strict=True):
+            if image_and_notes is not None:
+                write = partial(write_result, base=base, outputs=outputs)
+                image, notes = image_and_notes
+                yield Unit(path, image, write, notes)
 
 
 def picture_notes(path: Path) -> tuple[str, ...]:
@@ -179,24 +190,34 @@ def _segment(
     if len(units) > 1 and isinstance(method, Segmenter):
         outcomes = method.batch(outcomes)
     elif not isinstance(outcomes[0], Exception):
-        try:
-            outcomes = [method(outcomes[0])]
-        except Exception as error:
-            outcomes = [error]
+        outcomes = [attempt(partial(method, outcomes[0]))]
     for unit, outcome in zip(units, outcomes, strict=True):
-        if isinstance(outcome, Result):
-            empty = torch.empty(outcome.num_classes, 0, 0)
-            without_maps = outcome._replace(
-                probs=empty, source_probs=None, fused_probs=None, pseudo_label=None, image=None,
-                notes=(*unit.notes, *outcome.notes),
-            )  # fmt: skip
-            yield without_maps, masks_of(outcome, classes, probs=probs, wait=False)
-        elif isinstance(outcome, ValueError | FileNotFoundError):
-            yield outcome
-        elif isinstance(outcome, torch.OutOfMemoryError | MemoryError | OSError):
-            raise outcome
-        else:  # raised by the network
-            yield ValueError(f"the network failed: {described(outcome)}")
+        if isinstance(outcome, Exception):
+            yield _reported(outcome)
+            continue
+        empty = torch.empty(outcome.num_classes, 0, 0)
+        without_maps = outcome._replace(
+            probs=empty, source_probs=None, fused_probs=None, pseudo_label=None, image=None,
+            notes=(*unit.notes, *outcome.notes),
+        )  # fmt: skip
+        yield without_maps, masks_of(outcome, classes, probs=probs, wait=False)
+
+
+def attempt(segment: Callable[[], T]) -> T | Exception:
+    """Return what ``segment`` does, or the error if it is one of the image or the network."""
+    try:
+        return segment()
+    except Exception as error:
+        return _reported(error)
+
+
+def _reported(error: Exception) -> Exception:
+    """Return an error of an image or the network as it is reported; raise any other."""
+    if isinstance(error, ValueError | FileNotFoundError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | OSError):
+        raise error
+    return ValueError(f"the network failed: {described(error)}")
 
 
 def _device(method: Any) -> torch.device:
