@@ -134,7 +134,7 @@ def test_tiles_agree_with_the_whole_image(mode: Any, tmp_path: Path) -> None:
     model = selfadapt.open_model("streets")
     method = selfadapt.SelfAdapt(model, mode=mode, steps=2, compare=False)
     maps = segment_tiles(method, Picture(image), tmp_path / "work", tile=320, overlap=160)
-    assert maps.notes[-1] == "adapted to once, and segmented in 6 tiles of 320x320 pixels"
+    assert maps.notes[-1] == "adapted to once, and segmented in 4 tiles of 320x320 pixels"
     whole = (method.adapt(image) if mode == "auto" else method)(image)
     assert np.mean(maps.label == whole.label.numpy()) >= 0.99
 
