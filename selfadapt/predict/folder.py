@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -78,7 +78,7 @@ class PredictFolder(RunStore):
         """
         folders = {self.path / item.subfolder for item in inputs} | {self.path}
         # Listed before the record is read, which then names what other shares write after this.
-        existing = {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
+        existing = self.existing(folders)
         reserved, outputs = self._reserved(overwrite=overwrite)
         left = [
             item
@@ -108,6 +108,25 @@ class PredictFolder(RunStore):
     def paths(self, item: Input) -> dict[str, Path]:
         """Return the output paths of a file by kind."""
         return output_paths(self.base(item), self.kinds, video=item.is_video)
+
+    def target(self, item: Input) -> str:
+        """Return the absolute path that the outputs of a file begin with."""
+        return os.path.abspath(self.base(item))
+
+    def exists(self, path: Path) -> bool:
+        """Return True if an output exists."""
+        return path.exists()
+
+    def update(self) -> None:
+        """List the files again, if they were listed."""
+
+    def existing(self, folders: Iterable[Path]) -> set[Path]:
+        """Return what is in some folders."""
+        return {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
+
+    def shown(self, name: str) -> str:
+        """Return the name in messages of a file in the folder."""
+        return str(self.path / name)
 
     def frames(self, item: Input) -> Path:
         """Return the folder for the masks of a video's frames until all frames are done."""
