@@ -61,8 +61,10 @@ def find_files(address: str) -> dict[str, str]:
             infos = {info["name"]: info for info in files.ls(path, detail=True)}
         else:
             infos = {path: files.info(path)}
+        # What fsspec has removed from the address: the scheme, of some storages also the host.
+        start = address.rstrip("/").removesuffix(path.lstrip("/"))
         return {
-            files.unstrip_protocol(name): _version(info)
+            start + name.lstrip("/"): _version(info)
             for name, info in sorted(infos.items())
             if info["type"] == "file"
         }

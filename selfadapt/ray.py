@@ -128,7 +128,7 @@ class Cluster:
         if not ray.is_initialized():
             try:
                 ray.init(address=address, include_dashboard=False, log_to_driver=False,
-                         logging_level="WARNING")  # fmt: skip
+                         logging_level="ERROR")  # fmt: skip
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ValueError(f"no Ray cluster can be reached at {address}: {error}") from error
         resources = ray.cluster_resources()
@@ -152,12 +152,12 @@ class Cluster:
         self._actors: list[Any] = []
 
     def start(self, worker: type, *args: Any) -> None:
-        """Start workers."""
+        """Start workers of a class, created with these arguments."""
         kind = self._ray.remote(
             max_restarts=MAX_RESTARTS, max_concurrency=IN_FLIGHT[self.device], **self._needs
-        )(worker)
-        stored = [self._ray.put(arg) for arg in args]
-        self._actors = [kind.remote(*stored) for _ in range(self._number)]
+        )(_Actor)
+        self._args = self._ray.put((worker, args))
+        self._actors = [kind.remote() for _ in range(self._number)]
 
     def map(self, method: str, jobs: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         """Yield each job with its outcome, in the order in which workers end.
@@ -169,24 +169,28 @@ class Cluster:
         busy: dict[Any, tuple[Any, Any, int]] = {}
         free: deque[Any] = deque()
         reason: Exception | None = None
+
+        def ready(actor: Any) -> Any:
+            return actor.create.options(max_task_retries=-1).remote([self._args])
+
         # Workers get jobs once they are ready, and again once they were restarted, if ever.
-        starting = {
-            actor.__ray_ready__.remote(): actor
-            for _ in range(IN_FLIGHT[self.device])
-            for actor in self._actors
-        }
+        slots = self._actors * IN_FLIGHT[self.device]
+        starting = {ready(actor): actor for actor in slots}
         while waiting or busy:
             while waiting and free:
                 actor, (job, attempt) = free.popleft(), waiting.popleft()
-                busy[getattr(actor, method).remote(job)] = actor, job, attempt
+                busy[actor.run.remote(method, job)] = actor, job, attempt
             if not busy and not starting:
-                raise OSError(f"all workers on the Ray cluster have died; the last: {reason}")
+                last = str(reason).strip().splitlines()[-1]
+                raise OSError(f"all workers on the Ray cluster have died; the last: {last}")
             (done,), _ = ray.wait([*busy, *starting])
             if done in starting:
                 actor = starting.pop(done)
                 try:
                     ray.get(done)
                     free.append(actor)
+                except errors.RayTaskError as error:
+                    raise error.cause from None
                 except errors.RayError as error:  # it was restarted too often
                     reason = error
                 continue
@@ -197,8 +201,7 @@ class Cluster:
             except errors.RayTaskError as error:
                 raise error.cause from None
             except errors.RayError:  # its process, machine or network is gone
-                ready = actor.__ray_ready__.options(max_task_retries=-1)
-                starting[ready.remote()] = actor
+                starting[ready(actor)] = actor
                 if attempt < MAX_ATTEMPTS:
                     waiting.append((job, attempt + 1))
                     continue
@@ -214,6 +217,25 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         for actor in self._actors:
             self._ray.kill(actor)
+
+
+class _Actor:
+    """The process of a worker."""
+
+    def __init__(self) -> None:
+        self._worker: Any = None
+        self._lock = threading.Lock()
+
+    def create(self, stored: Sequence[Any]) -> None:
+        """Create the worker, unless that is done, from its class and arguments in the store."""
+        with self._lock:
+            if self._worker is None:
+                worker, args = import_optional("ray", "ray").get(stored[0])
+                self._worker = worker(*args)
+
+    def run(self, method: str, job: Any) -> Any:
+        """Call a method of the worker."""
+        return getattr(self._worker, method)(job)
 
 
 class PredictWorker:

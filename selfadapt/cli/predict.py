@@ -100,7 +100,8 @@ def _predict_arguments(parser: ArgumentParser) -> None:
 
 def _predict(args: Namespace) -> int:
     outputs = check_outputs(as_list(args.outputs))
-    patterns = as_list(args.get("images"))
+    patterns = [text.removeprefix("file://") for text in as_list(args.get("images"))]
+    args.output = args.output.removeprefix("file://")
     if not patterns:
         raise ValueError("at least one IMAGE is needed: a file, a folder or a pattern")
     refuse_torchrun("predict")

@@ -204,9 +204,9 @@ class PredictFolder(RunStore):
         for folder in ("rows", "frames"):
             shutil.rmtree(self.work / folder, ignore_errors=True)
 
-    def _remove_parts(self) -> None:
+    def remove_parts(self) -> None:
         """Remove temporary files that killed processes of this run have left."""
-        super()._remove_parts()
+        super().remove_parts()
         bases = [Path(os.path.abspath(self.path / name)) for name in self.names.values()]
         labels = {base.with_name(f"{base.name}_label") for base in bases}
         folders = {base.parent for base in bases} | {path for path in labels if path.is_dir()}

@@ -139,8 +139,10 @@ class FileSegmenter:
                 path = Path(folder) / f"image{path_of(job.file).suffix}"
                 try:
                     download(job.file, path)
-                except FileNotFoundError as error:
-                    return error
+                except OSError as error:  # of other storages it is none of this file
+                    if isinstance(error, FileNotFoundError) or is_web(job.file):
+                        return error
+                    raise
             ((_, outcome),) = predict(self, [path], [base], self._classes, self._outputs)
             if isinstance(outcome, Exception):
                 return ValueError(str(outcome).replace(str(path), job.shown))

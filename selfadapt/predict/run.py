@@ -180,6 +180,7 @@ class PredictRun:
             jobs = [FileJob(i.file, self.folder.target(i), i.shown) for i in images]
             for job, outcome in self.segment_files(jobs):
                 self._record(self._keys[job.file], outcome)
+            self.folder.remove_parts()  # of workers that were killed
             return
         keys = {item.path: self._keys[item.file] for item in images}
         bases = [self.folder.base(item) for item in images]

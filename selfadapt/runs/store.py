@@ -175,7 +175,7 @@ class RunStore:
             if overwrite:
                 self._clear()
             if self.shard.total == 1:
-                self._remove_parts()
+                self.remove_parts()
             if self.shard.total == 1 or not continues:
                 record = {"format": self.FORMAT, "identity": identity, **(details or {})}
                 self.write_json(self.work / RECORD, record)
@@ -209,7 +209,7 @@ class RunStore:
             return True
         if not lock(self._lock):  # the shared lock is lost then
             return False
-        self._remove_parts()
+        self.remove_parts()
         return True
 
     def journal(self, kind: type[K]) -> Journal[K]:
@@ -280,7 +280,8 @@ class RunStore:
             with suppress(OSError):  # it contains other files
                 folder.rmdir()
 
-    def _remove_parts(self) -> None:
+    def remove_parts(self) -> None:
+        """Remove temporary files of killed processes; no other process may write to the run."""
         remove_partial_files(self.work, RECORD)
         remove_partial_files(self.path, *self.OUTPUTS)
 
