@@ -11,9 +11,11 @@ fingerprinted them. Ray restarts workers that die; their images go to whichever 
 import io
 import os
 import platform
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -125,7 +127,9 @@ class Cluster:
         self._ray = ray = import_optional("ray", "ray")
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"--ray takes --device auto, cpu or cuda, got {device}")
+        self._stack = ExitStack()
         if not ray.is_initialized():
+            self._stack.callback(ray.shutdown)
             try:
                 ray.init(address=address, include_dashboard=False, log_to_driver=False,
                          logging_level="ERROR")  # fmt: skip
@@ -212,11 +216,12 @@ class Cluster:
             yield job, outcome
 
     def __enter__(self) -> "Cluster":
+        self._stack.enter_context(redirect_stdout(sys.stderr))  # stdout may have to be JSON
         return self
 
     def __exit__(self, *_: object) -> None:
-        for actor in self._actors:
-            self._ray.kill(actor)
+        self._actors.clear()  # Ray ends actors that nobody refers to
+        self._stack.close()
 
 
 class _Actor:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,11 +21,13 @@ from test_predict_run import pictures, table, wait_for, without_times
 
 import selfadapt.ray
 from conftest import random_image
+from documents import ROOT, prepare, run_blocks
 from evaluations import Place, make_place, small, tables_of
 from runs import run_cli, start_cli, write_recipe
 from selfadapt.addresses import find_files, is_address, path_of
 from selfadapt.baselines import SaNOnly
 from selfadapt.images import encode, to_pil
+from selfadapt.methods import METHODS
 from selfadapt.predict import remote
 
 NET = ("--model", "streets", "--method", "san", "--device", "cpu")
@@ -49,16 +52,34 @@ def storage() -> Iterator[str]:
     server.stop()
 
 
+DEADLY = """
+import os
+from selfadapt.baselines import SaNOnly
+
+class Deadly(SaNOnly):
+    def compute(self, network, image):
+        if image.shape[-1] == 66:
+            os._exit(1)
+        return super().compute(network, image)
+"""
+
+
 @pytest.fixture(scope="module")
-def cluster(storage: str) -> Iterator[Any]:
-    """A Ray cluster with two cores, which reaches the storage."""
+def cluster(storage: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Ray cluster with two cores, which reaches the storage and a method that kills workers."""
     ray = pytest.importorskip("ray")
-    ray.init(
-        num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False,
-        logging_level="ERROR", object_store_memory=100 * 2**20,
-    )  # fmt: skip
+    code = tmp_path_factory.mktemp("code")
+    (code / "deadly.py").write_text(DEADLY)
+    sys.path.insert(0, str(code))  # workers have the working folder of this process on theirs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(code)
+        ray.init(
+            num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False,
+            logging_level="ERROR", object_store_memory=100 * 2**20,
+        )  # fmt: skip
     yield ray
     ray.shutdown()
+    sys.path.remove(str(code))
 
 
 @pytest.fixture
@@ -342,6 +363,22 @@ def test_workers_come_to_what_one_process_comes_to_and_may_be_killed(
 
 
 @pytest.mark.slow
+def test_an_image_with_which_workers_die_is_a_failure(
+    cluster: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(selfadapt.ray, "MAX_ATTEMPTS", 1)
+    monkeypatch.setitem(METHODS, "deadly:Deadly", SaNOnly)  # taken out at the end
+    (photos / "bad.png").unlink()
+    to_pil(random_image(48, 66)).save(photos / "deadly.png")
+    words = ("--model", "streets", "--method", "deadly:Deadly", "--trust", "--device", "cpu")
+    assert run_cli("predict", photos, *words, "-o", tmp_path / "out", "--ray") == 1
+    assert "workers have died" in capsys.readouterr().err
+    failed = {name for name, row in table(tmp_path / "out").items() if row["status"] == "failed"}
+    assert "deadly.png" in failed
+    assert len(failed) <= 2, "the worker had two images"
+
+
+@pytest.mark.slow
 def test_workers_read_and_write_at_addresses(
     cluster: Any, storage: str, photos: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -388,6 +425,17 @@ def test_a_segmenter_in_map_batches(cluster: Any, photos: Path) -> None:
     for path, row in rows.items():
         assert np.array_equal(row["label"], method(path).label.numpy())
         assert row["confidence"].dtype == np.uint8
+
+
+@pytest.mark.slow
+def test_what_the_page_shows_runs(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    prepare()
+    run_blocks(ROOT / "docs" / "cluster.md")
+    assert "/photos/a.png (24, 32) 0." in capsys.readouterr().out
 
 
 def test_a_segmenter_takes_arrays_bytes_and_paths_of_any_size(memory: str, photos: Path) -> None:
