@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -47,6 +48,8 @@ MAX_ATTEMPTS = 3
 """How many workers an image may be with when they die, before it counts as failed."""
 MAX_RESTARTS = 20
 """How often Ray restarts a worker."""
+START_TIMEOUT_S = 60.0
+"""Seconds without a worker after which a note is printed."""
 
 
 class Segmenter:
@@ -134,7 +137,8 @@ class Cluster:
                 ray.init(address=address, include_dashboard=False, log_to_driver=False,
                          logging_level="ERROR")  # fmt: skip
             except (ConnectionError, ValueError, RuntimeError) as error:
-                raise ValueError(f"no Ray cluster can be reached at {address}: {error}") from error
+                where = f" at {address}" if address else ""
+                raise ValueError(f"no Ray cluster can be reached{where}: {error}") from error
         resources = ray.cluster_resources()
         num_gpus = int(resources.get("GPU", 0)) if device != "cpu" else 0
         if num_gpus:
@@ -187,7 +191,11 @@ class Cluster:
             if not busy and not starting:
                 last = str(reason).strip().splitlines()[-1]
                 raise OSError(f"all workers on the Ray cluster have died; the last: {last}")
-            (done,), _ = ray.wait([*busy, *starting])
+            ended, _ = ray.wait([*busy, *starting], timeout=None if busy else START_TIMEOUT_S)
+            if not ended:
+                warnings.warn("no worker has started yet: is the Ray cluster busy?", stacklevel=2)
+                continue
+            (done,) = ended
             if done in starting:
                 actor = starting.pop(done)
                 try:
@@ -283,6 +291,8 @@ class PredictWorker:
         """Segment a file and write its outputs."""
         if self._folder is not None:
             check_shared(self._folder)
+        if not is_address(job.file):
+            check_shared(Path(job.file).parent)
         return self._segmenter.segment_file(job)
 
 
@@ -350,7 +360,9 @@ class EvaluateWorkers:
     def labels(self, job: ScoreJob) -> list[Tensor]:
         """Return the most likely scored classes of an image ``(H, W)`` for each trial."""
         ((_, labels),) = self._cluster.map("labels", [job])
-        return labels
+        if isinstance(labels, ValueError):
+            raise labels
+        return list(labels)
 
 
 def check_shared(folder: Path) -> None:

@@ -285,6 +285,8 @@ def test_what_is_refused_at_an_address(
     assert_refused(*missing, why=f"there is no file {memory}/none.png")
     missing = ("predict", f"{memory}/none/*.png", *NET, "-o", tmp_path / "out")
     assert_refused(*missing, why=f"there is no image at {memory}/none/*.png")
+    evaluation = ("evaluate", "streets-quick", "-o", f"{memory}/run")
+    assert_refused(*evaluation, why="an evaluation needs a folder on a disk")
     unknown = ("predict", "no-such://a.png", *NET, "-o", tmp_path / "out")
     assert_refused(*unknown, why="no-such://a.png: ValueError: Protocol not known")
 

@@ -188,11 +188,11 @@ class PredictFolder(RunStore):
         outputs |= {os.path.realpath(self.path / name) for name in SHARED_FILES}
         for item in inputs:
             if os.path.realpath(item.path) in outputs:
-                raise ValueError(f"the input {item.path} would be replaced by an output")
+                raise ValueError(f"the input {item.shown} would be replaced by an output")
             longest = max(len(os.fsencode(path.name)) for path in self.paths(item).values())
             if longest > MAX_NAME_BYTES:
                 raise ValueError(
-                    f"the name of {item.path} is too long: the names of its outputs would have "
+                    f"the name of {item.shown} is too long: the names of its outputs would have "
                     f"{longest} bytes, and at most {MAX_NAME_BYTES} are possible; rename it or "
                     "leave it out"
                 )
@@ -239,7 +239,7 @@ def choose_names(inputs: Sequence[Input], reserved: Mapping[str, str]) -> dict[s
         name = reserved.get(item.file, name)
         if owners.setdefault(name, item.file) != item.file:
             raise ValueError(
-                f"{owners[name]} and {item.path} would be written to the same files; segment them "
+                f"{owners[name]} and {item.shown} would be written to the same files; segment them "
                 "into two folders, or give a pattern with **, which keeps their subfolders"
             )
         names[item.file] = name

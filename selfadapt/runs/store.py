@@ -122,6 +122,8 @@ class RunStore:
     def __init__(self, path: Path, shard: Shard = WHOLE) -> None:
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(f"{self.NAME} needs a folder, but {path} is a file")
+        if path.parts[:1] and path.parts[0].endswith(":"):  # the path that s3://bucket becomes
+            raise ValueError(f"{self.NAME} needs a folder on a disk, got the address {path}")
         self.path, self.shard = path, shard
         self.work = path / self.WORK
         self.rows = self.work / "rows"
