@@ -33,6 +33,14 @@ from selfadapt.predict import remote
 NET = ("--model", "streets", "--method", "san", "--device", "cpu")
 ADAPT = ("--model", "streets", "--steps", "2", "--device", "cpu")
 
+SYNC_OFTEN = """
+import sys
+from selfadapt.cli import main
+from selfadapt.predict import remote
+remote.SYNC_INTERVAL_S = 0.1
+main(sys.argv[3:])  # after -m selfadapt
+"""
+
 
 @pytest.fixture(scope="module")
 def storage() -> Iterator[str]:
@@ -322,7 +330,7 @@ def test_killed_at_any_moment_a_run_at_an_address_goes_on(
     storage: str, photos: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (photos / "bad.png").unlink()
-    for number in range(8, 30):
+    for number in range(8, 20):
         to_pil(random_image(96, 128, seed=number)).save(photos / f"{number}.png")
     command = ("predict", photos, *ADAPT, "-o", f"{storage}/killed", "--outputs", "label")
     files = fsspec.filesystem("s3", use_listings_cache=False)
@@ -331,15 +339,15 @@ def test_killed_at_any_moment_a_run_at_an_address_goes_on(
         path = "bucket/killed/.predict/rows/0000.jsonl"
         return files.cat_file(path).count(b"\n") if files.exists(path) else 0
 
-    process = start_cli(*command)
+    process = start_cli(*command, launcher=("-c", SYNC_OFTEN))
     wait_for(lambda: num_rows() > 2, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     done = num_rows()
-    assert done < 30, "it was done before it was killed"
+    assert done < 20, "it was done before it was killed"
     monkeypatch.setattr(remote, "TAKE_OVER_S", 1.0)
     assert run_cli(*command) == 0
-    assert f"30 of 30 images segmented ({done} before)" in capsys.readouterr().out
+    assert f"20 of 20 images segmented ({done} before)" in capsys.readouterr().out
     assert run_cli(*command[:-4], "-o", tmp_path / "alone", "--outputs", "label") == 0
     assert_same(downloaded(f"{storage}/killed", tmp_path / "masks"), tmp_path / "alone")
 
@@ -412,32 +420,17 @@ def test_an_evaluation_by_workers_has_the_same_tables(
 
 
 @pytest.mark.slow
-def test_a_segmenter_in_map_batches(cluster: Any, photos: Path) -> None:
-    pytest.importorskip("pyarrow")
-    data = pytest.importorskip("ray.data")
-    (photos / "bad.png").unlink()
-    dataset = data.from_items([{"image": str(path)} for path in sorted(photos.iterdir())])
-    settings = {"model": "streets", "method": "san", "device": "cpu"}
-    segmented = dataset.map_batches(
-        selfadapt.ray.Segmenter, fn_constructor_kwargs=settings, concurrency=1, batch_size=4
-    )
-    rows = {row["image"]: row for row in segmented.take_all()}
-    assert len(rows) == 8
-    method = selfadapt.create_method("san", selfadapt.open_model("streets"))
-    for path, row in rows.items():
-        assert np.array_equal(row["label"], method(path).label.numpy())
-        assert row["confidence"].dtype == np.uint8
-
-
-@pytest.mark.slow
-def test_what_the_page_shows_runs(
+def test_the_page_shows_a_segmenter_in_map_batches(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     pytest.importorskip("pyarrow")
     monkeypatch.chdir(tmp_path)
     prepare()
-    run_blocks(ROOT / "docs" / "cluster.md")
+    row: Any = run_blocks(ROOT / "docs" / "cluster.md")["row"]
     assert "/photos/a.png (24, 32) 0." in capsys.readouterr().out
+    result = selfadapt.SelfAdapt(selfadapt.open_model("streets"), steps=3)("photos/a.png")
+    assert np.array_equal(row["label"], result.label.numpy())
+    assert row["confidence"].dtype == np.uint8
 
 
 def test_a_segmenter_takes_arrays_bytes_and_paths_of_any_size(memory: str, photos: Path) -> None:
