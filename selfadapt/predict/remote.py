@@ -83,7 +83,7 @@ def find_remote(addresses: Iterable[str]) -> list[Input]:
         is_file = not is_pattern(address) and not address.endswith("/")
         # The part of the pattern that is fixed; outputs keep the folders below it.
         parts = path_of(address).parts
-        fixed = next((i for i, part in enumerate(parts) if is_pattern(f"s3://{part}")), len(parts))
+        fixed = next((i for i, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
         found = {}
         for file, version in find_files(address).items():
             path = path_of(file)
@@ -95,7 +95,7 @@ def find_remote(addresses: Iterable[str]) -> list[Input]:
                 found[file] = item
         if not found:
             raise FileNotFoundError(f"there is no image at {address}")
-        inputs |= found
+        inputs = {**found, **inputs}
     return list(inputs.values())
 
 
@@ -293,8 +293,11 @@ class RemoteFolder(PredictFolder):
         """Sign the folder once no other process works in it."""
         signature = self._signature()
         if signature is not None:
-            warnings.warn(f"a process that was killed may still work in {self.address}; "
-                          f"waiting up to {TAKE_OVER_S:.0f} s to see", stacklevel=2)  # fmt: skip
+            warnings.warn(
+                f"another process may work in {self.address}, or was killed there; waiting up to "
+                f"{TAKE_OVER_S:.0f} s to see",
+                stacklevel=2,
+            )
             end = time.monotonic() + TAKE_OVER_S
             while (now := self._signature()) == signature and time.monotonic() < end:
                 time.sleep(SYNC_INTERVAL_S / 5)
