@@ -76,13 +76,19 @@ def load_image(
     )
 
 
-def read_image(image: Path | PILImage.Image) -> Tensor:
+def read_image(image: Path | PILImage.Image, *, large: bool = False) -> Tensor:
     """Return a file or a PIL image as a tensor ``(3, H, W)``, uint8 if that is lossless.
 
     Compared to float32 this takes a quarter of the memory and of the transfer to a GPU.
     ``load_image`` returns the same values for the tensor as for the image.
+
+    Args:
+        image: The file or image.
+        large: A file may have twice as many pixels as usual, the most that Pillow opens.
     """
-    return _from_file(image, 3, None) if isinstance(image, Path) else _from_pil(image, 3, None)
+    if isinstance(image, Path):
+        return _from_file(image, 3, None, large)
+    return _from_pil(image, 3, None)
 
 
 def count_frames(path: Path) -> int:
@@ -109,7 +115,7 @@ def _to_unit_range(image: Tensor) -> Tensor:
     return image / 255 if image.dtype == torch.uint8 else image
 
 
-def _from_file(path: Path, channels: int, device: Device) -> Tensor:
+def _from_file(path: Path, channels: int, device: Device, large: bool = False) -> Tensor:
     if path.is_dir():
         raise ValueError(f"an image file is needed, but {path} is a folder")
     if not path.exists():
@@ -119,7 +125,8 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
     try:
         with PILImage.open(path, formats=readable_formats()) as picture:
             limit = PILImage.MAX_IMAGE_PIXELS
-            if limit is not None and picture.width * picture.height > limit:
+            is_over = limit is not None and picture.width * picture.height > limit
+            if is_over and not large:
                 raise ValueError(
                     f"{path} has more pixels than one image may have: {picture.width} x "
                     f"{picture.height}, and {limit} is the most"
@@ -128,7 +135,10 @@ def _from_file(path: Path, channels: int, device: Device) -> Tensor:
     except UnidentifiedImageError as error:
         raise ValueError(f"{path} is not an image file that can be read") from error
     except PILImage.DecompressionBombError as error:
-        raise ValueError(f"{path} has more pixels than one image may have") from error
+        raise ValueError(
+            f"{path} has more pixels than one image may have; a TIFF may be larger, with "
+            "pip install 'selfadapt[geo]'"
+        ) from error
     except ValueError:
         raise
     except PermissionError as error:

@@ -142,6 +142,10 @@ class Method(ABC):
         """
         return None
 
+    def prediction_passes(self) -> float:
+        """Return the number of forward passes for a prediction once the network is adapted."""
+        return 1.0
+
     def topics(self) -> dict[str, str]:
         """Return what ``explain`` adds for this method, by topic."""
         return {}

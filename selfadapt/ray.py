@@ -36,6 +36,7 @@ from selfadapt.models.create import open_model
 from selfadapt.optional import import_optional
 from selfadapt.predict.outputs import masks_of
 from selfadapt.predict.remote import FileJob, FileSegmenter
+from selfadapt.predict.scene import LargeImages
 from selfadapt.predict.stream import UnitOutcome
 from selfadapt.protocol.domains import Domain
 from selfadapt.protocol.recipe import EvaluateConfig
@@ -262,6 +263,7 @@ class PredictWorker:
         own: The user's own code to import, with its kind, see ``load_own``.
         classes: Names of the classes, with colours if they are a mapping.
         outputs: Kinds of output.
+        large: Arguments of ``LargeImages`` after the method.
         folder: The output folder, which this machine must see; None: outputs go to an address.
         device: Device of the networks.
         threads: Number of threads on a CPU.
@@ -275,6 +277,7 @@ class PredictWorker:
         own: Sequence[tuple[str, str]],
         classes: Classes | None,
         outputs: Sequence[str],
+        large: tuple[Any, ...],
         folder: Path | None,
         device: str,
         threads: int,
@@ -285,7 +288,8 @@ class PredictWorker:
         networks = [network.to(find_device(device)) for network in networks]
         model = networks if method == "ensemble" else networks[0]
         segments = create_method(method, model, **settings)
-        self._segmenter = FileSegmenter(segments, classes, outputs)
+        large_images = LargeImages(segments, *large)
+        self._segmenter = FileSegmenter(segments, classes, outputs, large_images)
         self._folder = folder
 
     def segment(self, job: FileJob) -> UnitOutcome:

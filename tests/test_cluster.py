@@ -202,6 +202,41 @@ def test_addresses_and_paths_mix(memory: str, photos: Path, tmp_path: Path) -> N
     assert_same(downloaded(f"{memory}/out", tmp_path / "copy"), tmp_path / "out")
 
 
+def test_large_images_come_to_what_they_come_to_on_a_disk(
+    memory: str, photos: Path, tmp_path: Path
+) -> None:
+    large = photos / "large.png"
+    to_pil(random_image(256, 256)).save(large)
+    fsspec.filesystem("memory").put_file(large, "/bucket/photos/large.png")
+    words = (*NET, "--large", "tiles", "--max-pixels", "20000", "--outputs", "label", "color")
+    assert run_cli("predict", large, *words, "-o", tmp_path / "alone") == 0
+    assert run_cli("predict", f"{memory}/photos/large.png", *words, "-o", f"{memory}/out") == 0
+    assert_same(downloaded(f"{memory}/out", tmp_path / "out"), tmp_path / "alone")
+    assert "tiles" in table(tmp_path / "out")["large.png"]["notes"]
+
+
+def test_georeferenced_images_are_read_from_disks_and_written_anywhere(
+    memory: str, photos: Path, tmp_path: Path, capsys: Any
+) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    levels = np.asarray(Image.open(photos / "0.png").convert("RGB")).transpose(2, 0, 1)
+    with rasterio.open(
+        tmp_path / "a.tif", "w", driver="GTiff", count=3, dtype="uint8", width=64, height=48,
+        transform=rasterio.Affine(1, 0, 500, 0, -1, 900),
+    ) as file:  # fmt: skip
+        file.write(levels)
+    words = (*NET, "--outputs", "label", "color")
+    assert run_cli("predict", tmp_path / "a.tif", *words, "-o", tmp_path / "alone") == 0
+    assert run_cli("predict", tmp_path / "a.tif", *words, "-o", f"{memory}/out") == 0
+    written = pictures(downloaded(f"{memory}/out", tmp_path / "out"))
+    assert "a_label.tif" in written
+    assert written == pictures(tmp_path / "alone")
+    fsspec.filesystem("memory").put_file(tmp_path / "a.tif", "/bucket/a.tif")
+    capsys.readouterr()
+    assert run_cli("predict", f"{memory}/a.tif", *words, "-o", tmp_path / "other") == 1
+    assert f"{memory}/a.tif is georeferenced or very large" in capsys.readouterr().err
+
+
 def test_patterns_keep_folders_and_outputs_are_no_inputs(memory: str, tmp_path: Path) -> None:
     files = fsspec.filesystem("memory")
     files.copy("/bucket/photos/0.png", "/bucket/photos/night/0.png")

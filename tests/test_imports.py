@@ -40,6 +40,7 @@ ROWS = [
     {"cost", "explain"},
     {"method"},
     {"adapted"},
+    {"scenes"},
     {"adapt", "baselines", "entropy"},
     {"methods"},
     {"forecast"},

@@ -31,7 +31,6 @@ from selfadapt.cli.model_flags import (
 )
 from selfadapt.devices import refuse_torchrun
 from selfadapt.engine import RECORD_AT
-from selfadapt.forecast import forecast
 from selfadapt.labels import Classes
 from selfadapt.method import UNLIKE
 from selfadapt.models.spec import fingerprint
@@ -43,6 +42,7 @@ from selfadapt.predict import (
     IMAGES_ONLY,
     OUTPUTS,
     FileKey,
+    LargeImages,
     PredictFolder,
     PredictRun,
     Summary,
@@ -85,6 +85,15 @@ def _predict_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--retry", action="store_true", help="Retry files that could not be segmented."
     )
+    parser.add_argument(
+        "--large", choices=("tiles", "shrink"),
+        help="Images of more than --max-pixels: adapt once and segment them in tiles, or scale "
+        "them down. By default tiles for more than four times as many pixels.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bands", nargs="+", type=int, metavar="BAND",
+        help="Bands of georeferenced images to take, from 1; by default red, green and blue.",
+    )  # fmt: skip
     shard_argument(parser)
     ray_argument(parser)
     parser.add_argument(
@@ -133,11 +142,13 @@ def _predict(args: Namespace) -> int:
     if args.ray:
         args.device = "cpu"  # the workers have the GPUs
     method, classes, networks = open_method(args, compare="panel" in outputs)
+    large = LargeImages(method, args.large, args.bands)
     identity = {
         "method": args.method,
         "settings": given_settings(args),
         "networks": [fingerprint(network) for network in networks],
         "outputs": outputs,
+        **{name: args[name] for name in ("large", "bands") if args[name] is not None},
         **({"classes": classes} if isinstance(classes, Mapping) else {}),
     }
     if args.explain:
@@ -158,14 +169,15 @@ def _predict(args: Namespace) -> int:
 
             segment_files: SegmentFiles | None = None
             if cluster is not None:
-                path = None if is_address(args.output) else folder.path.absolute()
-                _start_workers(cluster, args, networks, classes, outputs, path)
+                _start_workers(cluster, args, networks, classes, folder)
                 segment_files = partial(cluster.map, "segment")
             elif is_remote:
-                segment_files = FileSegmenter(method, classes, outputs).segment_files
-            run = PredictRun(folder, journal, method, classes, inputs, show_progress, segment_files)
+                segment_files = FileSegmenter(method, classes, outputs, large).segment_files
+            run = PredictRun(
+                folder, journal, method, classes, inputs, show_progress, large, segment_files
+            )
             if not args.quiet and not args.json:
-                lines = [] if cluster else forecast(args.method, method, run.sizes())
+                lines = [] if cluster else run.forecast(args.method)
                 for line in (*trained_on(networks), *lines):
                     print(line, file=sys.stderr, flush=True)
             summary = run()
@@ -177,16 +189,16 @@ def _start_workers(
     args: Namespace,
     networks: Sequence[Any],
     classes: Classes,
-    outputs: Sequence[str],
-    folder: Path | None,
+    folder: PredictFolder,
 ) -> None:
     given = given_settings(args)
-    settings = {**given, "compare": "panel" in outputs}
+    settings = {**given, "compare": "panel" in folder.kinds}
+    path = None if isinstance(folder, RemoteFolder) else folder.path.absolute()
     named = {"method": args.method, **{kind: given.get(kind) for kind in ("loss", "step")}}
     own = [(name, kind) for kind, name in named.items() if is_own(name)]
     cluster.start(
-        PredictWorker, networks, args.method, settings, own, classes, outputs, folder,
-        cluster.device, torch.get_num_threads(),
+        PredictWorker, networks, args.method, settings, own, classes, folder.kinds,
+        (args.large, args.bands), path, cluster.device, torch.get_num_threads(),
     )  # fmt: skip
 
 

@@ -78,14 +78,15 @@ def check_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
 
 
 def output_paths(
-    base: Path, outputs: Sequence[str] = DEFAULT, *, video: bool = False
+    base: Path, outputs: Sequence[str] = DEFAULT, *, video: bool = False, raster: bool = False
 ) -> dict[str, Path]:
-    """Return the output paths of an image or video by kind.
+    """Return the output paths of an image, video or georeferenced image by kind.
 
     The labels of a video are a folder of PNGs, one for each frame; its other outputs are videos.
     """
     endings = dict.fromkeys(outputs, ".mp4" if video else ".png")
     endings |= {"label": ""} if video else {"probs": ".npz"}
+    endings |= dict.fromkeys(("label", "confidence"), ".tif") if raster else {}
     return {kind: base.with_name(f"{base.name}_{kind}{endings[kind]}") for kind in outputs}
 
 

@@ -40,7 +40,8 @@ from selfadapt.methods import Segments
 from selfadapt.predict.folder import PredictFolder
 from selfadapt.predict.inputs import IMAGES, Input
 from selfadapt.predict.outputs import output_paths
-from selfadapt.predict.stream import UnitOutcome, predict
+from selfadapt.predict.scene import LargeImages
+from selfadapt.predict.stream import UnitOutcome, attempt, predict
 from selfadapt.prefetch import prefetch
 from selfadapt.result import Result
 from selfadapt.runs.store import LOCK, RECORD
@@ -70,6 +71,11 @@ class RemoteInput(Input):
     def shown(self) -> str:
         """The address."""
         return self.address
+
+    @property
+    def is_raster(self) -> bool:
+        """False: georeferenced files at addresses are refused when they are read."""
+        return False
 
     def stamp(self) -> str:
         """Return a text that changes when the file does."""
@@ -108,6 +114,10 @@ class FileJob(NamedTuple):
     """Path or address that its outputs begin with."""
     shown: str
     """Its name in messages."""
+    stamp: str
+    """Text that changes when the file does."""
+    tiles: str
+    """Folder for tiles, if its outputs are on a disk."""
 
 
 class FileSegmenter:
@@ -117,11 +127,18 @@ class FileSegmenter:
         method: The method.
         classes: Names of its classes, with colours if they are a mapping.
         outputs: Kinds of output, keys of ``OUTPUTS``.
+        large: How large and georeferenced images are segmented.
     """
 
-    def __init__(self, method: Segments, classes: Classes | None, outputs: Sequence[str]) -> None:
+    def __init__(
+        self,
+        method: Segments,
+        classes: Classes | None,
+        outputs: Sequence[str],
+        large: LargeImages,
+    ) -> None:
         self.members = getattr(method, "members", (method,))
-        self._method, self._classes, self._outputs = method, classes, outputs
+        self._method, self._classes, self._outputs, self._large = method, classes, outputs, large
         self._lock = threading.Lock()
 
     def __call__(self, image: Image) -> Result:
@@ -131,25 +148,42 @@ class FileSegmenter:
 
     def segment_file(self, job: FileJob) -> UnitOutcome:
         """Segment a file and write its outputs."""
-        with TemporaryDirectory(prefix="selfadapt-") as folder:
-            path, base = Path(job.file), Path(job.base)
+        with TemporaryDirectory(prefix="selfadapt-") as temporary:
+            path, base, tiles = Path(job.file), Path(job.base), Path(job.tiles)
             if is_address(job.base):
-                base = Path(folder) / "output"
+                base, tiles = Path(temporary, "outputs", "output"), Path(temporary, "tiles")
             if is_address(job.file):
-                path = Path(folder) / f"image{path_of(job.file).suffix}"
+                path = Path(temporary, f"image{path_of(job.file).suffix}")
                 try:
                     download(job.file, path)
                 except OSError as error:  # of other storages it is none of this file
                     if isinstance(error, FileNotFoundError) or is_web(job.file):
                         return error
                     raise
-            ((_, outcome),) = predict(self, [path], [base], self._classes, self._outputs)
+            outcome = self._segment(Input(path), base, tiles, job)
             if isinstance(outcome, Exception):
                 return ValueError(str(outcome).replace(str(path), job.shown))
             if is_address(job.base):
-                for output in output_paths(base, self._outputs).values():
+                for output in base.parent.iterdir():
                     upload(output, job.base + output.name.removeprefix(base.name))
             return outcome
+
+    def _segment(self, item: Input, base: Path, tiles: Path, job: FileJob) -> UnitOutcome:
+        """Segment a file that is on a disk by now."""
+        if item.is_raster and is_address(job.file):
+            return ValueError(f"{job.shown} is georeferenced or very large, download it first")
+        if not self._large.is_scene(item):
+            ((_, outcome),) = predict(self, [item.path], [base], self._classes, self._outputs)
+            return outcome
+        paths = output_paths(base, self._outputs, raster=item.is_raster)
+
+        def segment() -> UnitOutcome:
+            with self._lock:
+                return self._large.segment(
+                    item, paths, tiles, self._classes, job.stamp, lambda done, total: None
+                )
+
+        return attempt(segment)
 
     def segment_files(
         self, jobs: Sequence[FileJob]

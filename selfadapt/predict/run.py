@@ -16,6 +16,7 @@ from pathlib import Path
 
 from selfadapt.auto import LOW_QUALITY
 from selfadapt.data.reading import read_image_size
+from selfadapt.forecast import forecast
 from selfadapt.journal import Journal, Row, iter_rows
 from selfadapt.labels import Classes, predicted_colors, predicted_names
 from selfadapt.methods import Segments
@@ -24,9 +25,11 @@ from selfadapt.predict.frames import VideoWork
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import write_classes
 from selfadapt.predict.remote import FileJob
-from selfadapt.predict.stream import UnitOutcome, predict, stream
+from selfadapt.predict.scene import LargeImages
+from selfadapt.predict.stream import UnitOutcome, attempt, predict, stream
 from selfadapt.predict.table import append_to_table, write_table
 from selfadapt.predict.video import guess_frame_size, guess_num_frames
+from selfadapt.scenes import raster_size
 from selfadapt.views import Size
 
 MAX_SIZE_SAMPLES = 200
@@ -67,6 +70,7 @@ class PredictRun:
         classes: Names of its classes, with colours if they are a mapping.
         inputs: The files.
         show: Called to show progress.
+        large: How images that are too large to be segmented whole are, and georeferenced ones.
         segment_files: Segments the images in another way than in this thread.
     """
 
@@ -78,11 +82,13 @@ class PredictRun:
         classes: Classes | None,
         inputs: Sequence[Input],
         show: ShowProgress = lambda done, total, activity: None,
+        large: LargeImages | None = None,
         segment_files: SegmentFiles | None = None,
     ) -> None:
         self.segment_files = segment_files
         self.folder, self.journal, self.method = folder, journal, method
         self.classes, self.inputs, self.show = classes, inputs, show
+        self.large = LargeImages(method) if large is None else large
         rows = rows_by_time(journal)
         journal.keep(current_keys(rows))
         self._earlier = latest_rows(rows)
@@ -140,11 +146,19 @@ class PredictRun:
             if not item.path.is_file():  # opening a pipe would block
                 continue
             try:
-                width, height = (guess_frame_size if item.is_video else read_image_size)(item.path)
+                if item.is_raster:
+                    height, width = raster_size(item.path)
+                else:
+                    read = guess_frame_size if item.is_video else read_image_size
+                    width, height = read(item.path)
             except (ValueError, OSError):  # reported when it is segmented
                 continue
             sizes[height, width] += self._size(item)
         return {size: number * len(items) / len(sample) for size, number in sizes.items()}
+
+    def forecast(self, name: str) -> list[str]:
+        """Return lines on the time that this share will take, see ``forecast.forecast``."""
+        return forecast(name, self.method, self.sizes(), self.large.max_pixels())
 
     def _left(self) -> list[Input]:
         """Return the files that are not done, and videos of which label files are missing."""
@@ -175,23 +189,50 @@ class PredictRun:
             return 1
         return max(1, guess_num_frames(item.path) // self.folder.shard.total)
 
+    def _job(self, item: Input) -> FileJob:
+        target, tiles = self.folder.target(item), self.folder.tiles(item).absolute()
+        return FileJob(item.file, target, item.shown, self._keys[item.file].stamp, str(tiles))
+
     def _segment_images(self, images: Sequence[Input]) -> None:
         if self.segment_files is not None:
-            jobs = [FileJob(i.file, self.folder.target(i), i.shown) for i in images]
+            jobs = [self._job(item) for item in images]
             for job, outcome in self.segment_files(jobs):
                 self._record(self._keys[job.file], outcome)
             self.folder.remove_parts()  # of workers that were killed
             return
-        keys = {item.path: self._keys[item.file] for item in images}
+        by_path = {item.path: item for item in images}
         bases = [self.folder.base(item) for item in images]
+        scenes: list[Input] = []
+
+        def is_scene(path: Path) -> bool:
+            if self.large.is_scene(by_path[path]):
+                scenes.append(by_path[path])
+                return True
+            return False
 
         def record(path: Path, outcome: UnitOutcome) -> None:
-            self._record(keys[path], outcome)
+            self._record(self._keys[by_path[path].file], outcome)
 
-        results = predict(self.method, list(keys), bases, self.classes, self.folder.kinds, record)
+        results = predict(
+            self.method, list(by_path), bases, self.classes, self.folder.kinds, record, is_scene
+        )
         with closing(results):
             for _ in results:
                 pass
+        for item in sorted(scenes, key=images.index):
+            self._segment_scene(item)
+
+    def _segment_scene(self, item: Input) -> None:
+        key, paths, work = self._keys[item.file], self.folder.paths(item), self.folder.tiles(item)
+
+        def show_tiles(done: int, total: int) -> None:  # they count as images
+            text = f"tiles of {item.path.name}"
+            self.show(self._done + done, self._total + total, text)
+
+        def segment() -> UnitOutcome:
+            return self.large.segment(item, paths, work, self.classes, key.stamp, show_tiles)
+
+        self._record(key, attempt(segment))
 
     def _segment_video(self, item: Input) -> None:
         work = VideoWork(item, self._keys[item.file], self.folder, self.journal)

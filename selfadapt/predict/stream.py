@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ from selfadapt.predict.outputs import DEFAULT, Masks, masks_of, write_result
 from selfadapt.prefetch import num_readers, prefetch
 from selfadapt.result import Result
 
+T = TypeVar("T")
 READ_AHEAD = 2
 """Number of images or frames that are read ahead of the network."""
 MAX_PENDING = 8
@@ -66,9 +67,13 @@ def predict(
     classes: Classes | None = None,
     outputs: Sequence[str] = DEFAULT,
     record: Record = lambda key, outcome: None,
+    skip: Callable[[Path], bool] = lambda path: False,
 ) -> UnitOutcomes:
-    """Segment image files and write their outputs; yield the outcome of each, see ``stream``."""
-    units = image_units(method, images, bases, outputs)
+    """Segment image files and write their outputs; yield the outcome of each, see ``stream``.
+
+    Files that ``skip`` returns True for are left out; it is called by the threads that read ahead.
+    """
+    units = image_units(method, images, bases, outputs, skip)
     return stream(method, units, classes, record, probs="probs" in outputs)
 
 
@@ -77,13 +82,16 @@ def image_units(
     images: Sequence[Path],
     bases: Sequence[Path],
     outputs: Sequence[str],
+    skip: Callable[[Path], bool] = lambda path: False,
 ) -> Units:
     """Yield the units of image files, which are read ahead."""
     members = getattr(method, "members", (method,))  # of an ensemble
     interfaces = [getattr(member, "interface", None) for member in members]
     takes_rgb = all(isinstance(i, Interface) and i.channels in (None, 3) for i in interfaces)
 
-    def read(path: Path) -> tuple[Image | Exception, tuple[str, ...]]:
+    def read(path: Path) -> tuple[Image | Exception, tuple[str, ...]] | None:
+        if skip(path):
+            return None
         try:
             image = read_image(path) if takes_rgb else path  # else the method reads it
         except (ValueError, FileNotFoundError) as error:
@@ -91,8 +99,11 @@ def image_units(
         return image, picture_notes(path)
 
     with closing(prefetch(read, images, num_readers())) as loaded:
-        for path, base, (image, notes) in zip(images, bases, loaded, strict=True):
-            yield Unit(path, image, partial(write_result, base=base, outputs=outputs), notes)
+        for path, base, image_and_notes in zip(images, bases, loaded, strict=True):
+            if image_and_notes is not None:
+                write = partial(write_result, base=base, outputs=outputs)
+                image, notes = image_and_notes
+                yield Unit(path, image, write, notes)
 
 
 def picture_notes(path: Path) -> tuple[str, ...]:
@@ -156,20 +167,27 @@ def _threads(number: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _segment(
-    method: Callable[[Image], Result], unit: Unit, classes: Classes | None, probs: bool
-) -> tuple[Result, Masks] | Exception:
-    """Return the result without its maps, and its masks; or the error."""
-    if isinstance(unit.image, Exception):
-        return unit.image
+def attempt(segment: Callable[[], T]) -> T | Exception:
+    """Return what ``segment`` does, or the error if it is one of the image or the network."""
     try:
-        result = method(unit.image)
+        return segment()
     except (ValueError, FileNotFoundError) as error:
         return error
     except (torch.OutOfMemoryError, MemoryError, OSError):
         raise
     except Exception as error:  # raised by the network
         return ValueError(f"the network failed: {described(error)}")
+
+
+def _segment(
+    method: Callable[[Image], Result], unit: Unit, classes: Classes | None, probs: bool
+) -> tuple[Result, Masks] | Exception:
+    """Return the result without its maps, and its masks; or the error."""
+    if isinstance(unit.image, Exception):
+        return unit.image
+    result = attempt(partial(method, unit.image))
+    if isinstance(result, Exception):
+        return result
     empty = torch.empty(result.num_classes, 0, 0)
     without_maps = result._replace(
         probs=empty, source_probs=None, fused_probs=None, pseudo_label=None, image=None,
