@@ -110,10 +110,11 @@ def _image_of(value: Any) -> Image:
 
 def _stacked(maps: Sequence[Tensor]) -> np.ndarray:
     """Return maps as one array, of objects if their sizes differ."""
-    if len({tuple(part.shape) for part in maps}) == 1:
-        return torch.stack(list(maps)).numpy()
-    column = np.empty(len(maps), object)
-    column[:] = [part.numpy() for part in maps]
+    arrays = [part.numpy() for part in maps]
+    if len({array.shape for array in arrays}) == 1:
+        return np.stack(arrays)
+    column = np.empty(len(arrays), object)
+    column[:] = arrays
     return column
 
 

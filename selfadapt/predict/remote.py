@@ -8,6 +8,9 @@ process that is killed costs the images in flight, and those whose rows were not
 Storages of objects have no locks. Instead the owner of a folder rewrites an object every few
 seconds; who finds one that changes leaves the folder alone, and who finds one that does not takes
 the folder over.
+
+``FileSegmenter`` segments files from and to addresses and paths, here and on the machines of a
+cluster.
 """
 
 import secrets
