@@ -37,7 +37,7 @@ ROWS = [
     {"result", "metrics"},
     {"models", "data"},
     {"engine"},
-    {"cost", "explain"},
+    {"cost", "explain", "batches"},
     {"method"},
     {"adapted"},
     {"scenes"},

@@ -64,7 +64,7 @@ def write_raster(path: Path, image: Any, **options: Any) -> Path:
 
 
 @given(
-    length=st.integers(1, 700), tile=st.integers(64, 200), overlap=st.integers(8, 100),
+    length=st.integers(1, 700), tile=st.integers(128, 300), overlap=st.integers(8, 100),
     alignment=st.sampled_from([1, 8, 32]), is_equal=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=200, deadline=None)
@@ -72,6 +72,7 @@ def test_weights_of_tiles_sum_up_to_one(
     length: int, tile: int, overlap: int, alignment: int, is_equal: bool
 ) -> None:
     grid = Grid((length, 1), (tile, 1 + tile), overlap, alignment, is_equal)
+    overlap = min(overlap, 3 * tile // 8)
     total = torch.zeros(length)
     for span in grid.rows:
         assert span.start % alignment == 0 or (is_equal and span.is_last)
@@ -79,9 +80,9 @@ def test_weights_of_tiles_sum_up_to_one(
         assert span.start <= span.first < span.last <= min(span.stop, length)
         total[span.first : span.last] += span.weights()
     torch.testing.assert_close(total, torch.ones(length))
-    if len(grid.rows) > 1 and alignment == 1:
+    if len(grid.rows) > 1:
         inner = [span.stop - span.last for span in grid.rows[:-1]]
-        assert min(inner) >= min(overlap, tile // 2) // 4  # what the network knows least is unused
+        assert min(inner) >= overlap // 4  # what the network knows least is unused
 
 
 def test_tiles_are_blended_as_their_weighted_mean(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_tiles_agree_with_the_whole_image(mode: Any, tmp_path: Path) -> None:
     model = selfadapt.open_model("streets")
     method = selfadapt.SelfAdapt(model, mode=mode, steps=2, compare=False)
     maps = segment_tiles(method, Picture(image), tmp_path / "work", tile=321, overlap=160)
-    assert maps.notes[-1] == "adapted to once, and segmented in 4 tiles of 321x321 pixels"
+    assert maps.notes[-1] == "adapted to once, and segmented in 6 tiles of 321x321 pixels"
     whole = (method.adapt(image) if mode == "auto" else method)(image)
     assert np.mean(maps.label == whole.label.numpy()) >= 0.99
 
@@ -166,10 +167,10 @@ def test_no_seams_unlike_tiles_that_adapt_by_themselves(tmp_path: Path) -> None:
 )
 def test_any_network_segments_tiles(network: str, tmp_path: Path) -> None:
     case = NETWORKS[network]
-    method = selfadapt.SelfAdapt(seeded(case.build), steps=1, max_pixels=9000)
-    image = random_image(130, 150, case.channels)
+    method = selfadapt.SelfAdapt(seeded(case.build), steps=1, max_pixels=20_000)
+    image = random_image(150, 170, case.channels)
     maps = segment_tiles(method, Picture(image, case.channels), tmp_path / "work")
-    assert maps.label.shape == (130, 150)
+    assert maps.label.shape == (150, 170)
     assert maps.num_classes == case.classes
     assert maps.label.max() < case.classes
 
@@ -215,8 +216,12 @@ def test_methods_of_several_predictions(tmp_path: Path) -> None:
         segment_scene(tta, image, tmp_path, large="tiles")
     result = segment_scene(tta, image, tmp_path, large="shrink")
     assert "segmented at 36x27, the image is 80x60" in result.notes
-    dropout = selfadapt.create_method("mc-dropout", model, max_pixels=4096, passes=2)
-    assert segment_scene(dropout, image, tmp_path / "other").height == 60
+    dropout = selfadapt.create_method("mc-dropout", model, max_pixels=20_000, passes=2)
+    large = to_pil(random_image(150, 170))
+    assert segment_scene(dropout, large, tmp_path / "other").notes[0].startswith("segmented in")
+    few = selfadapt.create_method("san", model, max_pixels=1000)
+    with pytest.raises(ValueError, match="tiles need max_pixels of 16384 or more"):
+        segment_scene(few, image, tmp_path / "few")
 
 
 # files
@@ -290,13 +295,13 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(tmp_path: Path) -> No
 
 
 def test_a_scene_that_changed_is_done_again(tmp_path: Path) -> None:
-    method = selfadapt.create_method("san", selfadapt.open_model("streets"), max_pixels=5000)
+    method = selfadapt.create_method("san", selfadapt.open_model("streets"), max_pixels=20_000)
     work = tmp_path / "work"
-    first = segment_tiles(method, Picture(random_image(100, 120)), work, stamp="1")
+    first = segment_tiles(method, Picture(random_image(160, 200)), work, stamp="1")
     first_label = np.array(first.label)
-    again = segment_tiles(method, Picture(random_image(100, 120, seed=1)), work, stamp="1")
+    again = segment_tiles(method, Picture(random_image(160, 200, seed=1)), work, stamp="1")
     assert np.array_equal(again.label, first_label)  # as it was done
-    other = segment_tiles(method, Picture(random_image(100, 120, seed=1)), work, stamp="2")
+    other = segment_tiles(method, Picture(random_image(160, 200, seed=1)), work, stamp="2")
     assert not np.array_equal(other.label, first_label)
 
 

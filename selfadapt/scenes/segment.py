@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from selfadapt.adapted import Adapted, changes_network
+from selfadapt.adapted import Adapted, AdaptError, changes_network
 from selfadapt.copying import private_copy
 from selfadapt.files import atomic_write, make_folder
 from selfadapt.method import Method
@@ -36,7 +36,7 @@ from selfadapt.views import Size
 
 WINDOW_SIDE = 512
 """Side of the windows that a network adapts to: as large as whole images of many datasets."""
-MIN_TILE = 64
+MIN_TILE = 128
 STATE = "adapted.safetensors"
 
 
@@ -90,7 +90,9 @@ def segment_tiles(
             temporary.write_text(stamp)
     network = _adapted(method, scene, folder) if changes_network(method) else method
     side = isqrt(method.max_pixels) if tile is None else tile
-    grid = _grid(method, scene.size, max(MIN_TILE, side), overlap)
+    if side < MIN_TILE:
+        raise AdaptError(f"tiles need max_pixels of {MIN_TILE**2} or more, got {side**2}")
+    grid = _grid(method, scene.size, side, overlap)
     done = num_done(folder)
     canvas = Canvas(folder, grid) if done else None
     show(done, len(grid))

@@ -86,12 +86,14 @@ def spans(
         >>> [(span.first, span.last) for span in spans(99, 64, 16, 8, alignment=4)]
         [(0, 54), (46, 99)]
     """
-    end = max(0, length - tile)  # where the last tile starts
-    if not is_equal:
+    end, gap = max(0, length - tile), tile - overlap  # the last tile starts at the end
+    if is_equal:
+        gap -= alignment - 1
+    else:
         end = ceil(end / alignment) * alignment
-    number = 1 + ceil(end / max(alignment, (tile - overlap) // alignment * alignment))
-    starts = [index * end // (number - 1) // alignment * alignment for index in range(number - 1)]
-    starts.append(end)
+    number = 1 + ceil(end / max(alignment, gap // alignment * alignment))
+    even = [index * end // (number - 1) // alignment for index in range(number - 1)]
+    starts = [alignment * max(start, index) for index, start in enumerate(even)] + [end]
     stops = [min(start + tile, length) for start in starts]
     cuts = [(start + stop) // 2 for start, stop in zip(starts[1:], stops, strict=False)]
     firsts = [0, *(cut - blend // 2 for cut in cuts)]
@@ -122,7 +124,7 @@ class Grid:
         is_equal: bool = False,
     ) -> None:
         self.size = size
-        overlap = min(overlap, min(tile) // 2)
+        overlap = min(overlap, 3 * min(tile) // 8)
         self.blend = max(1, overlap * BLEND // OVERLAP)
         self.rows, self.columns = (
             spans(length, side, overlap, self.blend, alignment, is_equal)
