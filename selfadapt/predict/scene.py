@@ -35,10 +35,10 @@ from selfadapt.predict.outputs import (
 from selfadapt.predict.stream import Segmented
 from selfadapt.result import Result
 from selfadapt.scenes import (
-    Picture,
-    Raster,
-    Scene,
+    PictureReader,
+    RasterReader,
     SceneMaps,
+    WindowReader,
     blocks,
     is_raster,
     nearest,
@@ -117,7 +117,11 @@ def segment_scene(
     classes = classes or getattr(getattr(method.model, "spec", None), "classes", None)
     stamp = Input(path).stamp() if path else ""
     channels = method.interface.channels or 3
-    scene = Raster(path, channels, bands) if path and reads_windows else Picture(image, channels)
+    scene = (
+        RasterReader(path, channels, bands)
+        if path and reads_windows
+        else PictureReader(image, channels)
+    )
     work = base.with_name(f".{base.name}.tiles")
     result = write_scene(method, scene, paths, work, classes, large, stamp=stamp, show=show)
     number = len(result.shares)
@@ -174,12 +178,12 @@ class LargeImages:
         """Segment a file that ``is_scene`` and write its outputs, see ``write_scene``."""
         assert isinstance(self.method, Method)
         channels = self.method.interface.channels or 3
-        scene: Scene
+        scene: WindowReader
         if item.is_raster:
-            scene = Raster(item.path, channels, self.bands)
+            scene = RasterReader(item.path, channels, self.bands)
             is_large = scene.size[0] * scene.size[1] > self.max_pixels()
         else:
-            scene, is_large = Picture(item.path, channels), True
+            scene, is_large = PictureReader(item.path, channels), True
         large = self.large if is_large else "shrink"
         result = write_scene(
             self.method, scene, paths, work, classes, large, stamp=stamp, show=show
@@ -193,7 +197,7 @@ class LargeImages:
 
 def write_scene(
     method: Method,
-    scene: Scene,
+    scene: WindowReader,
     paths: dict[str, Path],
     work: Path,
     classes: Classes | None,
@@ -244,13 +248,17 @@ def write_scene(
 
 
 def _write(
-    maps: SceneMaps, scene: Scene, paths: dict[str, Path], classes: Classes | None, size: Size
+    maps: SceneMaps,
+    scene: WindowReader,
+    paths: dict[str, Path],
+    classes: Classes | None,
+    size: Size,
 ) -> bool:
     """Write the outputs of a scene, pictures at a size; return True if there are pictures."""
     names = predicted_names(classes, maps.num_classes)
     colors = predicted_colors(classes, maps.num_classes)
     nodata = 255 if maps.num_classes <= 255 else 65535
-    if isinstance(scene, Raster):
+    if isinstance(scene, RasterReader):
         if "label" in paths:
             write_geotiff(
                 maps.label, paths["label"], scene, nodata=nodata, names=names, colors=colors
@@ -280,7 +288,7 @@ def _write(
     return bool(kinds)
 
 
-def _shares(maps: SceneMaps, scene: Scene) -> list[float]:
+def _shares(maps: SceneMaps, scene: WindowReader) -> list[float]:
     """Return the fraction of pixels of each class, of those that have data."""
     counts = np.zeros(maps.num_classes, np.int64)
     for window in blocks(scene.size, 4096):
