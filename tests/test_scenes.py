@@ -475,3 +475,40 @@ def test_photographs_in_tiles_lose_nothing(tmp_path: Path) -> None:
     method = selfadapt.create_method("san", model, compare=False)
     maps = segment_tiles(method, PictureReader(image), tmp_path / "work", tile=640)
     assert np.mean(maps.label == method(image).label.numpy()) >= 0.99
+
+
+def test_a_call_goes_on_only_with_the_same_image_and_settings(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    photos = [tmp_path / "a.png", tmp_path / "b.png"]
+    for seed, path in enumerate(photos):
+        to_pil(random_image(200, 300, seed=seed)).save(path)
+    model = selfadapt.open_model("streets")
+    added: list[int] = []
+    real = TileCanvas.add
+
+    def add(canvas: TileCanvas, probs: Tensor) -> None:
+        if len(added) == 3:
+            raise KeyboardInterrupt
+        real(canvas, probs)
+        added.append(1)
+
+    def tiles(image: Any, alpha: float, stop: bool = False) -> int:
+        """Return the number of tiles that were segmented by a call."""
+        added[:] = [] if stop else [1] * 10
+        method = selfadapt.create_method("san", model, max_pixels=20_000, alpha=alpha)
+        try:
+            segment_scene(method, image, tmp_path / "out", name="x", overwrite=True)
+        except KeyboardInterrupt:
+            return len(added)
+        return len(added) - 10
+
+    monkeypatch.setattr(TileCanvas, "add", add)
+    total = tiles(photos[0], 0.1)
+    for image in (photos[0], random_image(200, 300)):
+        assert tiles(image, 0.1, stop=True) == 3
+        is_file = isinstance(image, Path)
+        assert tiles(image, 0.1) == (total - 3 if is_file else total)
+    for other, alpha in ((photos[0], 0.2), (photos[1], 0.1)):
+        assert tiles(photos[0], 0.1, stop=True) == 3
+        assert tiles(other, alpha) == total

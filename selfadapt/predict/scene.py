@@ -1,6 +1,7 @@
 """Large and georeferenced images: segmented in tiles where they do not fit whole."""
 
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from selfadapt.images import Image, label_image
 from selfadapt.labels import Classes, predicted_colors, predicted_names
 from selfadapt.method import Method
 from selfadapt.methods import Segments
+from selfadapt.models.spec import fingerprint
 from selfadapt.modes import MAX_PIXELS, size_within
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import (
@@ -90,8 +92,8 @@ def segment_scene(
 ) -> SceneResult:
     """Segment an image of any size, and write what ``selfadapt predict`` writes of it.
 
-    An image of more than ``max_pixels`` is adapted to once and segmented in tiles. A call that was
-    killed goes on where it was when it is made again. A GeoTIFF gives GeoTIFF files.
+    An image of more than ``max_pixels`` is adapted to once and segmented in tiles. A call for a
+    file that was killed goes on where it was when it is made again. A GeoTIFF gives GeoTIFF files.
 
     Args:
         method: The method.
@@ -115,7 +117,8 @@ def segment_scene(
     if existing := [path for path in paths.values() if path.exists() and not overwrite]:
         raise would_be_replaced(existing[0])
     classes = classes or getattr(getattr(method.model, "spec", None), "classes", None)
-    stamp = Input(path).stamp() if path else ""
+    settings = f"{fingerprint(method.model)} {method!r} {bands}"  # another one starts again
+    stamp = f"{Input(path).stamp() if path else secrets.token_hex()} {settings}"
     channels = method.interface.channels or 3
     scene = (
         RasterReader(path, channels, bands)

@@ -89,6 +89,7 @@ def segment_tiles(
         with atomic_write(stamp_path) as temporary:
             temporary.write_text(stamp)
     network = _adapted(method, scene, folder) if changes_network(method) else copy(method)
+    network.compare = False
     # Fused kernels and recordings would hide how maps are upsampled.
     network.engine = copy(network.engine)
     network.engine.fast = replace(network.fast, kernels=False, graphs=False)
