@@ -471,9 +471,9 @@ def test_photographs_in_tiles_lose_nothing(tmp_path: Path) -> None:
         "deeplabv1_resnet50", classes="cityscapes-19", weights=weights, **options
     )
     with PILImage.open(photo) as picture:
-        image = picture.convert("RGB").resize((960, 720))
+        image = picture.convert("RGB").resize((640, 480))
     method = selfadapt.create_method("san", model, compare=False)
-    maps = segment_tiles(method, PictureReader(image), tmp_path / "work", tile=640)
+    maps = segment_tiles(method, PictureReader(image), tmp_path / "work", tile=512)
     assert np.mean(maps.label == method(image).label.numpy()) >= 0.99
 
 
