@@ -29,6 +29,7 @@ from selfadapt.auto import (
     adapted_share,
     expected_confidence,
     quality,
+    sampled,
     san_share,
     temperature,
 )
@@ -205,11 +206,12 @@ class SelfAdapt(Method):
             kept_san = san_share(source.shift).to(san.dtype)
             plain = source.logits.softmax(dim=1)[0].lerp_(san, kept_san)
         del san  # a large map
-        labels, total = [], None
+        labels, samples, total = [], [], None
         for scale in sorted({view.scale for view in self.views}):
             views = [view for view in self.views if view.scale == scale]
             probs = network.mean_probs(image, views, size)
             labels.append(probs.argmax(dim=0))
+            samples.append(sampled(probs, size))
             total = probs * len(views) if total is None else total.add_(probs, alpha=len(views))
         assert total is not None
         fused = total.div_(len(self.views))  # Eq. 1
@@ -219,7 +221,9 @@ class SelfAdapt(Method):
             share = adapted_share(labels[0], labels[1], whole, num_classes)
         ignore = ignore_label(num_classes)
         target = pseudo_label(fused, self.psi, ignore=ignore)  # Eq. 2-4
-        expected = expected_confidence(plain, fused)
+        weight = share if kept_san is None else torch.maximum(share, kept_san)
+        expected = expected_confidence(sampled(plain, size), samples[:2][-1], weight)
+        estimate = quality(plain, fused)
         losses: list[Tensor] = []
         warnings = {NOT_NEEDED: share == 0}
         is_needed = image.is_cuda or bool(share > 0)  # a recording cannot branch
@@ -238,7 +242,7 @@ class SelfAdapt(Method):
             losses=losses,
             warnings=warnings,
             notes=self._steps_note(len(losses)) if is_needed else (),
-            quality=quality(expected, num_classes),
+            quality=estimate,
             adapted_share=share if losses else torch.zeros_like(share),
             san_share=kept_san,
             temperature=divisor,
