@@ -87,8 +87,9 @@ class SelfAdapt(Method):
         final_scales: Scales of views that the adapted network also predicts, to be averaged with
             its prediction for the image. None: the mode's.
         final_weight: Weight of the mean over these views in the prediction, 0 to 1.
-        preset: Name of a set of settings: ``realtime`` takes two steps on a smaller image. They
-            replace default values; a setting given beside it that differs is an error.
+        preset: Name of a set of settings, see ``PRESETS`` in budget.py: ``cpu`` takes a short way on a
+            smaller image; ``realtime`` does, and scales large images down. They replace default
+            values; a setting given beside it that differs is an error.
         budget_ms: Time limit for an image in milliseconds: as many of ``steps`` are taken as fit,
             and at least one forward pass. Loading the image is not included, nor compilation on a
             GPU for the first images.
@@ -127,7 +128,7 @@ class SelfAdapt(Method):
         step_scale: float = 1.0,
         final_scales: Sequence[float] | None = None,
         final_weight: float = 0.5,
-        preset: Literal["realtime"] | None = None,
+        preset: Literal["cpu", "realtime"] | None = None,
         budget_ms: float | None = None,
         adapt: Sequence[str] | None = None,
         mode: ModeName = "auto",
@@ -140,11 +141,11 @@ class SelfAdapt(Method):
         scales, final_scales = as_tuple(scales), as_tuple(final_scales)
         given = {
             "mode": mode, "scales": scales, "steps": steps, "lr": lr, "step_scale": step_scale,
-            "final_scales": final_scales, "final_weight": final_weight,
+            "final_scales": final_scales, "final_weight": final_weight, "max_pixels": max_pixels,
         }  # fmt: skip
         settings = with_preset(preset, given, inspect.signature(SelfAdapt).parameters)
         check_psi(psi)
-        check_mode(mode, max_pixels)
+        check_mode(mode, settings["max_pixels"])
         steps = MODES[settings["mode"]].steps if settings["steps"] is None else settings["steps"]
         check_steps(steps, 1.0 if settings["lr"] is None else settings["lr"])
         loss = MODES[settings["mode"]].loss if loss is None else loss
@@ -154,8 +155,8 @@ class SelfAdapt(Method):
         check_number("final_weight", settings["final_weight"], 0, 1)
         budget = None if budget_ms is None else TimeBudget(budget_ms)
         super().__init__(
-            model, alpha=alpha, mode=settings["mode"], max_pixels=max_pixels, compare=compare,
-            fast=fast, interface=interface,
+            model, alpha=alpha, mode=settings["mode"], max_pixels=settings["max_pixels"],
+            compare=compare, fast=fast, interface=interface,
         )  # fmt: skip
         self.psi = psi
         self.loss, self.step = loss, step

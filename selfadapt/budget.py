@@ -8,12 +8,16 @@ from selfadapt.checks import check_number
 from selfadapt.patterns import nearest
 
 PRESETS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "mode": "auto", "scales": (0.25, 0.5), "steps": 1, "lr": 0.1, "step_scale": 0.625,
+        "final_scales": (0.5,),
+    },
     "realtime": {
-        "mode": "paper", "scales": (0.25, 0.5), "steps": 2, "lr": 0.015, "step_scale": 0.625,
-        "final_scales": (0.5,), "final_weight": 0.6,
+        "mode": "auto", "scales": (0.25, 0.5), "steps": 1, "lr": 0.1, "step_scale": 0.625,
+        "final_scales": (0.5,), "max_pixels": 1_200_000,
     },
 }  # fmt: skip
-"""Sets of settings by name, chosen on the validation domain."""
+"""Sets of settings by name, chosen on the validation domains."""
 NEAR = 2
 """Sizes that differ by no more than this factor take time in proportion to their pixels."""
 
