@@ -7,16 +7,14 @@ from typing import Any
 from selfadapt.checks import check_number
 from selfadapt.patterns import nearest
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "cpu": {
-        "mode": "auto", "scales": (0.25, 0.5), "steps": 1, "lr": 0.1, "step_scale": 0.625,
-        "final_scales": (0.5,),
-    },
-    "realtime": {
-        "mode": "auto", "scales": (0.25, 0.5), "steps": 1, "lr": 0.1, "step_scale": 0.625,
-        "final_scales": (0.5,), "max_pixels": 1_200_000,
-    },
+SHORT = {
+    "mode": "auto", "scales": (0.25, 0.5), "steps": 3, "lr": 0.1, "step_scale": 0.5,
+    "final_scales": (0.5,),
 }  # fmt: skip
+PRESETS: dict[str, dict[str, Any]] = {
+    "cpu": SHORT,
+    "realtime": {**SHORT, "max_pixels": 750_000},
+}
 """Sets of settings by name, chosen on the validation domains."""
 NEAR = 2
 """Sizes that differ by no more than this factor take time in proportion to their pixels."""
