@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # for type checkers
     from selfadapt.norm import apply_san as apply_san
     from selfadapt.norm import remove_san as remove_san
     from selfadapt.norm import san as san
+    from selfadapt.predict import segment_scene as segment_scene
     from selfadapt.pseudo import fuse as fuse
     from selfadapt.pseudo import pseudo_label as pseudo_label
     from selfadapt.result import Result as Result
@@ -47,6 +48,7 @@ NAMES = {
     "methods": ("METHODS", "create_method"),
     "models": ("MODELS", "Interface", "create_model", "load_model", "open_model", "save_model"),
     "norm": ("apply_san", "remove_san", "san"),
+    "predict": ("segment_scene",),
     "pseudo": ("fuse", "pseudo_label"),
     "result": ("Result",),
     "views": ("View", "every_view", "paper_views"),

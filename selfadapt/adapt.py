@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from selfadapt.adapted import Adapted
+from selfadapt.adapted import Adapted, AdaptError
 from selfadapt.auto import (
     StatisticsShift,
     adapted_share,
@@ -312,15 +312,19 @@ class SelfAdapt(Method):
     def work(self) -> tuple[float, float]:
         """Return the number of forward passes and steps per image, without the one to compare."""
         steps = self.steps * self._area([View(self.step_scale)])
-        passes = self._area(self.views) + 1 + self._area(self._final_views)
+        passes = self._area(self.views) + self.prediction_passes()
         if self.mode == "auto":  # with SaN, and as trained
             passes += 2 - self.compare
         return passes, steps
 
+    def prediction_passes(self) -> float:
+        """Return the number of forward passes for a prediction once the network is adapted."""
+        return 1 + self._area(self._final_views)
+
     def adapt(self, image: Image, *, normalized: bool = False) -> Adapted:
         """Return the network adapted to ``image``, see ``Method.adapt``."""
         if self._budget is not None:
-            raise ValueError("adapt takes all steps, whatever their time: leave out budget_ms")
+            raise AdaptError("adapt takes all steps, whatever their time: leave out budget_ms")
         return super().adapt(image, normalized=normalized)
 
     # within a budget
@@ -342,7 +346,7 @@ class SelfAdapt(Method):
         if self.compare or is_auto:
             source = self._source(image)
             plain = max(plain, time.perf_counter() - start)
-        last = (1 + self._area(self._final_views)) * plain
+        last = self.prediction_passes() * plain
         step = estimate.step_seconds * plain / estimate.plain_seconds  # as slow as the pass was
         left = deadline - time.perf_counter()
         if left >= (self._area(self.views) + is_auto) * plain + last:

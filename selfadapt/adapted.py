@@ -27,6 +27,10 @@ from selfadapt.result import Result
 from selfadapt.views import Size
 
 
+class AdaptError(ValueError):
+    """No single network gives what a method predicts, or it could not be adapted."""
+
+
 class Adapted(Method):
     """Segments images with a network that was adapted to one, without further steps.
 
@@ -41,6 +45,7 @@ class Adapted(Method):
         notes: What to know beside the notes of the method.
 
     Attributes:
+        method: The method that adapted it.
         module: The adapted network: a ``torch.nn.Module`` in evaluation mode, which takes and gives
             what the caller's does, with the same ``state_dict`` keys. Its parameters require no
             gradient. It knows nothing of ``temperature``.
@@ -68,7 +73,7 @@ class Adapted(Method):
         )  # fmt: skip
         self.result, self.share, self.temperature = result, share, temperature
         self.notes = (*method.notes, *notes)
-        self._method = method
+        self.method = method
 
     @property
     def module(self) -> nn.Module:
@@ -77,7 +82,7 @@ class Adapted(Method):
 
     def compute(self, network: Network, image: Tensor) -> Computed:
         """Predict."""
-        logits = self._method._predict(network, image, self.share)
+        logits = self.method._predict(network, image, self.share)
         return Computed(logits=logits / self.temperature)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -91,21 +96,21 @@ class Adapted(Method):
         save_model(self.module, path)
 
     def _source_network(self) -> Network:
-        return self._method._source_network()
+        return self.method._source_network()
 
 
 def adapt(method: Method, image: Image, normalized: bool) -> Adapted:
     """Return the network that a method adapted to an image, see ``Method.adapt``."""
     name = type(method).__name__
-    if method.selection is None and not any(method.san.converted.values()):
-        raise ValueError(f"{name} changes nothing in this network: there is nothing to keep")
+    if not changes_network(method):
+        raise AdaptError(f"{name} changes nothing in this network: there is nothing to keep")
     kept: list[tuple[nn.Module, float, float, tuple[str, ...]]] = []
 
     def compute(image: Tensor) -> Computed:
         network = method._network()
         computed = method._compute_all(image, network)
         if computed.logits is None:
-            raise ValueError(f"{name} averages several predictions: no single network gives that")
+            raise AdaptError(f"{name} averages several predictions: no single network gives that")
         shares = computed.adapted_share, computed.san_share, computed.temperature
         share, san_share, temperature = (1.0 if s is None else float(s) for s in shares)
         san_share = share + (1 - share) * san_share
@@ -118,12 +123,17 @@ def adapt(method: Method, image: Image, normalized: bool) -> Adapted:
         if computed.trouble() not in (None, DIVERGED) and method.engine.avoid_fp16():
             computed = method.engine.run(compute, image, size, variant=None)
         if trouble := computed.trouble():
-            raise ValueError(f"the network cannot be adapted to this image: {trouble}")
+            raise AdaptError(f"the network cannot be adapted to this image: {trouble}")
         return computed
 
     result = method._segment(image, normalized, run)
     module, share, temperature, notes = kept[0]
     return Adapted(method, module, result, share, temperature, notes)
+
+
+def changes_network(method: Method) -> bool:
+    """Return True if a method changes weights or statistics of the network for an image."""
+    return method.selection is not None or any(method.san.converted.values())
 
 
 def _adapted_network(

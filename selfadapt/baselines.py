@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Unpack
 import torch
 from torch import Tensor, nn
 
+from selfadapt.batches import Segmenter
 from selfadapt.checks import check_number
 from selfadapt.computed import Computed
 from selfadapt.cost import Estimate
@@ -41,6 +42,10 @@ class SaNOnly(Method):
     def compute(self, network: Network, image: Tensor) -> Computed:
         """Predict."""
         return Computed(logits=network.logits(image))
+
+    def compute_batch(self, network: Network, images: Tensor) -> Sequence[Computed]:
+        """Predict for each image of a batch."""
+        return [Computed(logits=logits) for logits in network.logits(images).split(1)]
 
     def work(self) -> tuple[float, float]:
         """Return the number of forward passes and steps per image, without the one to compare."""
@@ -92,6 +97,11 @@ class TTA(Method):
         """Predict on every view, and average."""
         fused = network.mean_probs(image, self.views)
         return Computed(probs=fused, fused=fused)
+
+    def compute_batch(self, network: Network, images: Tensor) -> Sequence[Computed]:
+        """Predict on every view of each image of a batch, and average."""
+        fused = network.mean_probs(images, self.views)
+        return [Computed(probs=probs, fused=probs) for probs in fused]
 
     def work(self) -> tuple[float, float]:
         """Return the number of forward passes and steps per image, without the one to compare."""
@@ -168,7 +178,7 @@ class MCDropout(Method):
         return list(used), after_relu.num
 
 
-class Ensemble:
+class Ensemble(Segmenter):
     """Average several networks, each with SaN and, if wanted, over views (Hansen et al., 1990).
 
     Args:

@@ -100,6 +100,22 @@ class Computed:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
+@dataclass(frozen=True, eq=False)
+class ComputedBatch:
+    """What a method computes for several images of one size, by image."""
+
+    images: Sequence[Computed]
+
+    def finish(self, size: Size, *, copy: bool) -> "ComputedBatch":
+        """Return the same, each image as ``Computed.finish`` does."""
+        return ComputedBatch([computed.finish(size, copy=copy) for computed in self.images])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the tensors take."""
+        return sum(computed.num_bytes for computed in self.images)
+
+
 def is_finite(logits: Tensor | None, probs: Tensor | None = None) -> bool:
     """Return True if scores ``(1, C, H, W)`` or probabilities ``(C, H, W)`` can be used.
 

@@ -1,9 +1,11 @@
 """The contract every method keeps: one image in, one result out, and the network untouched.
 
-A method is one hook, ``compute``: what it does with a network and an image. All else is the same
-for every method and stands here:
+A method is one hook, ``compute``: what it does with a network and an image. A second one,
+``compute_batch``, does the same for several images at once, where that is possible. All else is the
+same for every method and stands here:
 
     __call__    load the image, fit it into the size limit, compute, make the result
+    batch       the same for images of one size                                     batches.py
     _computed   compute; where that is not finite fall back to SaN, then to the network as trained
     _result     maps at the image's own size, losses, notes
     adapt       compute, and keep the network it made for many images                  adapted.py
@@ -12,8 +14,9 @@ How the network is run, and how fast, is up to ``engine``.
 """
 
 import inspect
+import sys
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass, replace
@@ -25,11 +28,18 @@ import torch
 from torch import Tensor, nn
 
 from selfadapt.auto import LOW_QUALITY
+from selfadapt.batches import Segmenter
 from selfadapt.checks import check_number
-from selfadapt.computed import DIVERGED, VIEWS_NOT_FINITE, Computed, is_finite
+from selfadapt.computed import (
+    DIVERGED,
+    VIEWS_NOT_FINITE,
+    Computed,
+    ComputedBatch,
+    is_finite,
+)
 from selfadapt.cost import SAMPLE_SIZE, Estimate, Rates, check_memory, estimate, measure
 from selfadapt.dropout import random_state, seeded
-from selfadapt.engine import Engine, Fast, Network, as_fast
+from selfadapt.engine import Engine, Fast, Network, as_fast, described
 from selfadapt.explain import Explanation, explain
 from selfadapt.images import Image, load_image
 from selfadapt.models.detect import (
@@ -76,8 +86,8 @@ class Common(TypedDict, total=False):
     interface: Interface | None
 
 
-class Method(ABC):
-    """Segments one image at a time with one network, which it never modifies.
+class Method(Segmenter):
+    """Segments images, each by itself, with one network, which it never modifies.
 
     Args:
         model: Any segmentation network.
@@ -135,12 +145,34 @@ class Method(ABC):
             image: A raw image ``(C, H, W)``, on the network's device.
         """
 
+    def compute_batch(self, network: Network, images: Tensor) -> Sequence[Computed]:
+        """Compute the predictions for several images of one size at once.
+
+        Each must be what ``compute`` gives for its image. A class without this hook, and one whose
+        ``compute`` is not of the same class, gets one image at a time.
+
+        Args:
+            network: A private copy of the network for these images, with SaN in it.
+            images: Raw images ``(B, C, H, W)``, on the network's device.
+        """
+        raise NotImplementedError
+
+    @property
+    def takes_batches(self) -> bool:
+        """Images of one size are computed together, each with its own result."""
+        hooks = ({"compute", "compute_batch"} & vars(kind).keys() for kind in type(self).__mro__)
+        return "compute_batch" in next(filter(None, hooks))
+
     def work(self) -> tuple[float, float] | None:
         """Return the number of forward passes and steps per image, without the one to compare.
 
         None: not known; ``estimate`` then runs ``compute`` on the small sample.
         """
         return None
+
+    def prediction_passes(self) -> float:
+        """Return the number of forward passes for a prediction once the network is adapted."""
+        return 1.0
 
     def topics(self) -> dict[str, str]:
         """Return what ``explain`` adds for this method, by topic."""
@@ -240,14 +272,102 @@ class Method(ABC):
             result = self._result(computed(scaled, size_of(whole)), size_of(whole))
             if whole.is_cuda:
                 torch.cuda.synchronize(whole.device)
+        seconds = time.perf_counter() - start
+        return self._described(result, None if normalized else image, seconds, whole, scaled)
+
+    def _described(
+        self, result: Result, image: Image | None, seconds: float, whole: Tensor, scaled: Tensor
+    ) -> Result:
+        """Add to a result what does not depend on its maps."""
         notes = self.notes + self.engine.notes + result.notes
         if size_of(scaled) != size_of(whole):
             notes += (f"segmented at {_text(scaled)}, the image is {_text(whole)}",)
-        return result._replace(
-            seconds=time.perf_counter() - start, notes=notes,
-            image=None if normalized else image,
-            classes=getattr(getattr(self.model, "spec", None), "classes", None),
-        )  # fmt: skip
+        classes = getattr(getattr(self.model, "spec", None), "classes", None)
+        return result._replace(seconds=seconds, notes=notes, image=image, classes=classes)
+
+    def batch(
+        self, images: Sequence[Image], *, normalized: bool = False
+    ) -> list[Result | Exception]:
+        """Segment images of one size at once; return an error in the place of a failed result.
+
+        The ``seconds`` of a result are the time of the batch, divided by its images.
+        """
+        outcomes: list[Result | Exception] = []
+        while left := images[len(outcomes) :]:
+            part = left[: self._max_batch()]
+            if len(part) > 1:
+                outcomes += self._segment_batch(part, normalized)
+            else:
+                outcomes.append(self._outcome(part[0], normalized))
+        return outcomes
+
+    def _segment_batch(
+        self, images: Sequence[Image], normalized: bool
+    ) -> Sequence[Result | Exception]:
+        """Return results or errors; none if fewer images have to be taken at a time."""
+        start = time.perf_counter()
+
+        def cost_of(height: int, width: int) -> Estimate:
+            one = self.estimate(height, width)
+            return replace(one, num_bytes=len(images) * one.num_bytes)
+
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                whole = [self._load(image, normalized) for image in images]
+            except Exception:  # of one of them
+                return [self._outcome(image, normalized) for image in images]
+            scaled = torch.stack([within_budget(w, self.mode, self.max_pixels) for w in whole])
+            try:
+                check_memory(scaled[0], cost_of, self.max_pixels)
+            except ValueError:
+                reason = f"there is not enough memory for {len(images)}"
+                self.engine.limit_batch(len(images) // 2, reason)
+                return ()
+            size, variant = size_of(whole[0]), ("batch", self._variant())
+            batch = self.engine.run_batch(self._compute_all_batch, scaled, size, variant)
+            if batch is None:
+                return ()
+            outcomes: list[Result | Exception] = []
+            for image, computed in zip(scaled, batch.images, strict=True):
+                source = computed.source_logits, computed.source_probs
+                try:
+                    if computed.trouble() is not None or not is_finite(*source):
+                        computed = self._computed(image, size)
+                    outcomes.append(self._result(computed, size))
+                except Exception as error:
+                    outcomes.append(error)
+            if scaled.is_cuda:
+                torch.cuda.synchronize(scaled.device)
+        seconds = (time.perf_counter() - start) / len(images)
+        return [
+            self._described(outcome, None if normalized else image, seconds, whole[0], scaled)
+            if isinstance(outcome, Result)
+            else outcome
+            for image, outcome in zip(images, outcomes, strict=True)
+        ]
+
+    def _max_batch(self) -> int:
+        """Return how many images may be computed at once."""
+        engine = self.engine
+        if not self.takes_batches or engine.is_random:
+            return 1
+        if engine.max_batch is None:  # try whether the network keeps the images apart
+            engine.max_batch = sys.maxsize
+            shape = 3, self.interface.channels or 3, *accepted_size(self.interface)
+            noise = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+            noise[2] *= 0.3
+            with torch.inference_mode(False), torch.no_grad():
+                images = torch.stack([self._load(image, normalized=False) for image in noise])
+                try:
+                    network = Network(self.model, self.interface, self.san)
+                    one, other = (network.probs(images[[0, beside]]) for beside in (1, 2))
+                    if len(one) != 2 or not torch.allclose(one[0], other[0], atol=1e-4):
+                        engine.limit_batch(1, "the network mixes the images of a batch")
+                except torch.OutOfMemoryError:
+                    raise
+                except Exception as error:  # networks raise many kinds of errors
+                    engine.limit_batch(1, f"the network takes one only ({described(error)})")
+        return engine.max_batch
 
     def estimate(self, height: int, width: int) -> Estimate:
         """Estimate the time and memory of an image of this size on a CPU.
@@ -319,6 +439,15 @@ class Method(ABC):
             name = f"{type(self).__name__}.compute"
             raise TypeError(f"{name} must return a Computed, got {type(computed).__name__}")
         return replace(computed, source_logits=source)
+
+    def _compute_all_batch(self, images: Tensor) -> ComputedBatch:
+        """Compute several images, and add the predictions as trained, if wanted."""
+        source = self._source_network().logits(images) if self.compare else None
+        batch = self.compute_batch(self._network(), images)
+        if source is not None:
+            pairs = zip(batch, source.split(1), strict=True)
+            batch = [replace(computed, source_logits=logits) for computed, logits in pairs]
+        return ComputedBatch(batch)
 
     def _result(self, computed: Computed, size: Size) -> Result:
         """Make a result of the given size."""

@@ -8,7 +8,7 @@ Each leaves the model bit-identical and returns a ``Result``. To add one, write 
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, Unpack
 
 from torch import nn
@@ -33,6 +33,9 @@ class Segments(Protocol):
 
     def __call__(self, image: Image, *, normalized: bool = False) -> Result:
         """Segment an image."""
+
+    def map(self, images: Iterable[Image], batch_size: int = 1) -> Iterator[Result]:
+        """Segment many images, and yield their results in order."""
 
     def explain(self) -> Explanation:
         """Return the decisions made for the network and its device, and why."""

@@ -173,18 +173,18 @@ class Result:
     @property
     def label(self) -> Tensor:
         """Most likely class of each pixel ``(H, W)``, int64."""
-        return _best(self.__dict__["probs"])[1]
+        return best_of(self.__dict__["probs"])[1]
 
     @property
     def confidence(self) -> Tensor:
         """Probability of the most likely class of each pixel ``(H, W)``."""
-        return _best(self.__dict__["probs"])[0]
+        return best_of(self.__dict__["probs"])[0]
 
     @property
     def source_label(self) -> Tensor | None:
         """Most likely class of each pixel ``(H, W)`` for the network as trained, int64."""
         source = self.__dict__["source_probs"]
-        return None if source is None else _best(source)[1]
+        return None if source is None else best_of(source)[1]
 
     @property
     def stored_probs(self) -> Tensor | ResizedMap:
@@ -261,7 +261,8 @@ class Result:
         return Result(**(self.__dict__ | changes))
 
 
-def _best(probs: Tensor | ResizedMap) -> tuple[Tensor, Tensor]:
+def best_of(probs: Tensor | ResizedMap) -> tuple[Tensor, Tensor]:
+    """Return probability and index of the most likely class of each pixel ``(H, W)``."""
     if isinstance(probs, ResizedMap):
         return probs.best
     confidence, label = probs.max(dim=0)

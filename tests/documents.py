@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rasterio
 import torch
 
 import selfadapt
@@ -82,3 +83,10 @@ def prepare() -> None:
     to_pil(random_image(24, 32)).save("mine/images/a.png")
     to_pil(torch.zeros(24, 32)).convert("L").save("mine/labels/a.png")
     selfadapt.save_model(selfadapt.open_model("streets"), "net.safetensors")
+    levels = (random_image(40, 56, channels=4) * 4000).numpy().astype("uint16")
+    transform = rasterio.transform.from_origin(5e5, 5.2e6, 0.5, 0.5)
+    with rasterio.open(
+        "scene.tif", "w", driver="GTiff", width=56, height=40, count=4, dtype="uint16",
+        crs="EPSG:32632", transform=transform,
+    ) as file:  # fmt: skip
+        file.write(levels)

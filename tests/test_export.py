@@ -131,6 +131,37 @@ def test_height_and_width_are_free_and_named(tiny: nn.Module, tmp_path: Path) ->
     assert (label.name, label.shape) == ("label", [1, "height", "width"])
 
 
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+def test_a_batch_has_the_statistics_of_each_image(
+    kind: str, tiny: nn.Module, tmp_path: Path
+) -> None:
+    path = tmp_path / f"net.{kind}"
+    export: Any = export_onnx if kind == "onnx" else export_program
+    export(tiny, path, alpha=0.6, batch=True)
+    images = torch.stack([random_image(40, 51, seed=seed) * (1 - seed / 5) for seed in range(4)])
+    if kind == "onnx":
+        session = onnxruntime.InferenceSession(path)
+        assert session.get_inputs()[0].shape == ["batch", 3, "height", "width"]
+        assert session.get_outputs()[1].shape == ["batch", "height", "width"]
+        probs, label = session.run(["probs", "label"], {"image": images.numpy()})
+    else:
+        probs, label = (part.detach().numpy() for part in torch.export.load(path).module()(images))
+    segment = create_method("san", tiny, alpha=0.6)
+    assert probs.shape == (4, 3, 40, 51)
+    for image, found in zip(images, probs, strict=True):
+        assert np.abs(found - segment(image).probs.numpy()).max() <= 1e-4
+    assert np.array_equal(label, probs.argmax(axis=1))
+    assert_agrees(run_onnx(path) if kind == "onnx" else run_program(path), segment)
+
+
+def test_a_network_that_mixes_images_is_not_exported_for_batches(tmp_path: Path) -> None:
+    model = seeded(lambda: nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), TinyNet()))
+    with pytest.raises(ValueError, match=r"differ by .* is not written; try without --batch"):
+        export_program(model, tmp_path / "net.pt2", batch=True)
+    assert list(tmp_path.iterdir()) == []
+    export_program(model, tmp_path / "net.pt2")
+
+
 def test_rules_of_the_network_are_inside(tmp_path: Path) -> None:
     model = seeded(TinyNet)
     interface = Interface(
@@ -269,6 +300,7 @@ def run(*args: Any) -> int:
         ("--onnx new.onnx --alpha 1.5", "alpha must lie in [0, 1]"),
         ("--onnx new.onnx --alpha much", "alpha"),
         ("--onnx new.onnx --method source --alpha 0.1", "has no setting 'alpha'"),
+        ("--onnx new.onnx --batch 3", "3"),
         ("--onnx new.onnx --size 512", "WIDTHxHEIGHT"),
         ("--onnx new.onnx --size 0x512", "WIDTHxHEIGHT"),
         ("--onnx new.onnx --model streets", "one network is exported at a time, got 2"),

@@ -1,15 +1,20 @@
 """The optimizations on a GPU: the same results, from recordings that notice what changes."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image as PILImage
 from torch import Tensor, nn
 
 import selfadapt
 from conftest import TinyNet, assert_same, random_image, seeded, snapshot
 from selfadapt import SelfAdapt, View, create_method
 from selfadapt.engine import Fast
+from selfadapt.images import to_pil
+from selfadapt.predict import predict
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,6 +55,46 @@ def test_shortcuts_lead_to_the_same(build: Any, method: str, mode: Any) -> None:
         assert_same(before, snapshot(model))
     assert not [note for note in segment.engine.notes if "optimizations" in note]
     assert not segment.engine.graphs.trouble
+
+
+@pytest.mark.parametrize("mode", ["paper", "official"])
+@pytest.mark.parametrize("method", ["source", "p-bn", "san", "tta"])
+@pytest.mark.parametrize("build", [TinyNet, slim])
+def test_batches_give_what_single_images_give(build: Any, method: str, mode: Any) -> None:
+    model = seeded(build).cuda()
+    images = [random_image(97, 130, seed=seed) * (1 - seed % 3 / 3) for seed in range(9)]
+    slow = create_method(method, model, fast=False, mode=mode)
+    expected = [slow(image) for image in images]
+    before = snapshot(model)
+    segment: Any = create_method(method, model, fast=FP32, mode=mode)
+    for found, single in zip(segment.map(images, batch_size=3), expected, strict=True):
+        assert_near(found, single)  # the third batch is a replay
+    assert_same(before, snapshot(model))
+    assert [key[0] for key in segment.engine.graphs._recordings] == [(3, 3, 97, 130)]
+    assert not segment.engine.graphs.trouble
+    assert not segment.engine.notes
+    for found, single in zip(slow.map(images, batch_size=4), expected, strict=True):
+        assert_near(found, single)
+
+
+def test_16_bit_batches_are_near_and_written_alike(tmp_path: Path) -> None:
+    model = seeded(slim).cuda()
+    paths = [tmp_path / f"{seed:02}.png" for seed in range(30)]
+    for seed, path in enumerate(paths):
+        to_pil(random_image(96, 128, seed=seed % 5)).save(path)
+    segment = create_method("san", model, compare=False)
+    single = [segment(path) for path in paths[:5]]
+    results = list(segment.map(paths, batch_size=8))
+    for seed, found in enumerate(results):
+        assert (found.label == single[seed % 5].label).float().mean() >= 0.99
+    bases = [tmp_path / "out" / path.stem for path in paths]
+    for (_, outcome), base, found in zip(
+        predict(segment, paths, bases), bases, results, strict=True
+    ):
+        assert not isinstance(outcome, Exception)
+        label = np.asarray(PILImage.open(base.with_name(f"{base.name}_label.png")))
+        assert (label == found.label.cpu().numpy()).mean() >= 0.99
+    assert (8, 3, 96, 128) in [key[0] for key in segment.engine.graphs._recordings]
 
 
 @pytest.mark.parametrize("switch", ["reuse", "channels_last", "kernels", "batches", "graphs"])

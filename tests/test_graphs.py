@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import seeded
-from selfadapt.computed import Computed
+from selfadapt.computed import Computed, ComputedBatch
 from selfadapt.engine import Engine, Fast, graphs
 from selfadapt.engine.graphs import Graphs, addresses, has_hooks
 from selfadapt.models.interface import Interface
@@ -136,6 +136,19 @@ def test_what_is_recorded_is_not_written_over(tiny: nn.Module) -> None:
     assert first.probs is not None
     run._recordings.popitem()[1].computed.probs.zero_()
     assert torch.equal(first.probs, 2 * sized(8))
+
+
+def test_a_batch_is_recorded_beside_single_images(tiny: nn.Module, recordings: list[Any]) -> None:
+    def compute(images: Tensor) -> ComputedBatch:
+        return ComputedBatch([Computed(logits=image[None]) for image in images])
+
+    run = Graphs(tiny)
+    for batch in (sized(8)[None], torch.stack([sized(8), sized(8) * 2])):
+        for _ in range(3):
+            computed = run(compute, batch, (4, 8))
+        for image, one in zip(batch, computed.images, strict=True):
+            assert torch.equal(one.probs, image.softmax(dim=0))
+    assert len(recordings) == 2
 
 
 def test_what_cannot_be_recorded_is_computed(

@@ -27,6 +27,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     run_commands(README)
     assert Path("masks/street_label.png").exists()
     assert Path("panels/a_panel.png").exists()
+    assert Path("scene/scene_label.tif").exists()
     assert Path("mine/report.html").exists()
     assert Path("sheet.png").exists()
     assert Path("run/best.safetensors").exists()

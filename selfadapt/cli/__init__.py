@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from jsonargparse import set_parsing_settings
+from PIL import Image as PILImage
 
 from selfadapt import __version__
 from selfadapt.cli.arguments import expand_recipe, load_trusted, normalize_switches
@@ -67,6 +68,8 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
+            # What may be decoded is checked when it is read.
+            warnings.simplefilter("ignore", PILImage.DecompressionBombWarning)
             if "" in args:
                 raise ValueError("an argument is empty: is a shell variable not set?")
             load_trusted(args)

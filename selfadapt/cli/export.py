@@ -32,6 +32,9 @@ def _export_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--size", help="Fixed input size of the graph, such as 1024x512; by default any size."
     )
+    parser.add_argument(
+        "--batch", action="store_true", help="Take any number of images at a time, not only one."
+    )
     parser.add_argument("--overwrite", action="store_true", help="Replace existing files.")
 
 
@@ -45,7 +48,7 @@ def _export(args: Namespace) -> int:
     args.device = "cpu"
     (model,) = open_models(args)
     try:
-        traced = trace(model, method=args.method, alpha=args.alpha, size=size)
+        traced = trace(model, method=args.method, alpha=args.alpha, size=size, batch=args.batch)
     except TypeError as error:  # the network is no segmentation network
         raise ValueError(str(error)) from error
     except (RuntimeError, AssertionError, LookupError, AttributeError) as error:

@@ -26,7 +26,6 @@ from selfadapt.cli.model_flags import (
 )
 from selfadapt.devices import refuse_torchrun
 from selfadapt.engine import RECORD_AT
-from selfadapt.forecast import forecast
 from selfadapt.method import UNLIKE
 from selfadapt.models.spec import fingerprint
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
@@ -36,6 +35,7 @@ from selfadapt.predict import (
     IMAGES_ONLY,
     OUTPUTS,
     FileKey,
+    LargeImages,
     PredictFolder,
     PredictRun,
     Summary,
@@ -74,6 +74,15 @@ def _predict_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--retry", action="store_true", help="Retry files that could not be segmented."
     )
+    parser.add_argument(
+        "--large", choices=("tiles", "shrink"),
+        help="Images of more than --max-pixels: adapt once and segment them in tiles, or scale "
+        "them down. By default tiles for more than four times as many pixels.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bands", nargs="+", type=int, metavar="BAND",
+        help="Bands of georeferenced images to take, from 1; by default red, green and blue.",
+    )  # fmt: skip
     shard_argument(parser)
     parser.add_argument(
         "--explain", action="store_true",
@@ -102,11 +111,13 @@ def _predict(args: Namespace) -> int:
             )
         import_optional("av", "video")
     method, classes, networks = open_method(args, compare="panel" in outputs)
+    large = LargeImages(method, args.large, args.bands)
     identity = {
         "method": args.method,
         "settings": given_settings(args),
         "networks": [fingerprint(network) for network in networks],
         "outputs": outputs,
+        **{name: args[name] for name in ("large", "bands") if args[name] is not None},
         **({"classes": classes} if isinstance(classes, Mapping) else {}),
     }
     if args.explain:
@@ -125,9 +136,9 @@ def _predict(args: Namespace) -> int:
                 activity = activity or ("preparing" if preparing else args.method)
                 bar.update(done, total, name=activity)
 
-            run = PredictRun(folder, journal, method, classes, inputs, show_progress)
+            run = PredictRun(folder, journal, method, classes, inputs, show_progress, large)
             if not args.quiet and not args.json:
-                for line in (*trained_on(networks), *forecast(args.method, method, run.sizes())):
+                for line in (*trained_on(networks), *run.forecast(args.method)):
                     print(line, file=sys.stderr, flush=True)
             summary = run()
     return _print_summary(summary, args)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from selfadapt.computed import Computed
+from selfadapt.computed import Computed, ComputedBatch
 from selfadapt.dropout import seeded
-from selfadapt.engine.graphs import Compute, Graphs, has_hooks
-from selfadapt.engine.network import Network, OnStep, OnStepError
+from selfadapt.engine.graphs import Compute, Graphs, Values, has_hooks
+from selfadapt.engine.network import Network, OnStep, OnStepError, described
 from selfadapt.engine.settings import NO_OPTIMIZATIONS, Fast, Plan
 from selfadapt.models.interface import Interface
 from selfadapt.norm import SaNReport
@@ -37,6 +37,8 @@ class Engine:
         """Notes on optimizations that were switched off."""
         self.fallbacks: dict[str, str] = {}
         """Why optimizations were given up in the middle of an image, by name."""
+        self.max_batch: int | None = None
+        """How many images are computed at a time at most; None: not tried yet."""
         self.on_step: OnStep | None = None
         self.graphs = Graphs(model)
 
@@ -72,7 +74,9 @@ class Engine:
         self.fallbacks = {}  # each network tries again
         return Network(self.model, self.interface, san, tuned, self.plan(), on_step, self.fallbacks)
 
-    def run(self, compute: Compute, image: Tensor, size: Size, variant: Hashable) -> Computed:
+    def run(
+        self, compute: Compute[Computed], image: Tensor, size: Size, variant: Hashable
+    ) -> Computed:
         """Return what ``compute`` gives for an image, for a result of the given size.
 
         If a network fails with optimizations, they are switched off from then on.
@@ -104,6 +108,28 @@ class Engine:
         self.notes = (f"no optimizations: this network fails with them ({reason})",)
         return computed
 
+    def run_batch(
+        self, compute: Compute[ComputedBatch], images: Tensor, size: Size, variant: Hashable
+    ) -> ComputedBatch | None:
+        """Return what ``compute`` gives for several images of one size; see ``run``.
+
+        None: it fails, and ``max_batch`` is lower from then on.
+        """
+        try:
+            return self._run(compute, images, size, variant)
+        except torch.OutOfMemoryError:
+            reason = f"there is not enough memory for {len(images)}"
+        except Exception as error:  # larger batches than were tried may be too large for it
+            reason = f"the network fails on {len(images)} ({described(error)})"
+        self.limit_batch(len(images) // 2, reason)
+        return None
+
+    def limit_batch(self, max_batch: int, reason: str) -> None:
+        """Take no more images at a time than ``max_batch`` from now on."""
+        self.max_batch = max_batch
+        taken = f"at most {max_batch} at a time" if max_batch > 1 else "one by one"
+        self.notes += (f"images are computed {taken}: {reason}",)
+
     def avoid_fp16(self) -> bool:
         """Use bf16 instead of fp16 from now on; return False if fp16 is not used."""
         if self.plan().predict != torch.float16:
@@ -112,7 +138,9 @@ class Engine:
         self.notes += ("this network's activations overflow in fp16: bf16 is used",)
         return True
 
-    def _run(self, compute: Compute, image: Tensor, size: Size, variant: Hashable) -> Computed:
+    def _run(
+        self, compute: Compute[Values], image: Tensor, size: Size, variant: Hashable
+    ) -> Values:
         is_random = seeded(0, image.device) if self.is_random else nullcontext()
         with torch.cuda.device_of(image), is_random:  # kernels start on the current device
             if variant is not None and self.plan().runs("graphs"):

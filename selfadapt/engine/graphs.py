@@ -14,17 +14,19 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from selfadapt.computed import Computed
+from selfadapt.computed import Computed, ComputedBatch
 from selfadapt.copying import HOOKS
 from selfadapt.views import Size
 
 LOG = logging.getLogger(__name__)
-Compute = Callable[[Tensor], Computed]
+Values = TypeVar("Values", Computed, ComputedBatch)
+Compute = Callable[[Tensor], Values]
+"""Computes an image ``(C, H, W)``, or several ``(B, C, H, W)``."""
 
 RECORD_AT = 2
 """Which image of a size, counted from 1, is recorded: sizes that occur once are not worth it."""
@@ -38,14 +40,15 @@ class Recording:
 
     graph: torch.cuda.CUDAGraph
     image: Tensor
-    computed: Computed
+    computed: Any
+    """A ``Computed``, or a ``ComputedBatch``."""
 
     @property
     def num_bytes(self) -> int:
         """Memory that no other recording uses."""
-        return self.image.nbytes + self.computed.num_bytes
+        return int(self.image.nbytes + self.computed.num_bytes)
 
-    def replay(self, image: Tensor, size: Size) -> Computed:
+    def replay(self, image: Tensor, size: Size) -> Any:
         """Compute the same for another image, for a result of the given size."""
         self.image.copy_(image)
         self.graph.replay()
@@ -73,13 +76,13 @@ class Graphs:
         """Why nothing is recorded; empty if it is."""
 
     def __call__(
-        self, compute: Compute, image: Tensor, size: Size, variant: Hashable = None
-    ) -> Computed:
+        self, compute: Compute[Values], image: Tensor, size: Size, variant: Hashable = None
+    ) -> Values:
         """Return what ``compute`` gives for an image, for a result of the given size.
 
         Args:
             compute: The computation. It waits for nothing on the device.
-            image: The image.
+            image: The image, or several images of one size.
             size: Height and width of the result.
             variant: What the computation depends on beside the image.
         """
@@ -95,7 +98,7 @@ class Graphs:
                 return self._record(key, compute, image, size)
         return compute(image).finish(size, copy=False)
 
-    def _record(self, key: Any, compute: Compute, image: Tensor, size: Size) -> Computed:
+    def _record(self, key: Any, compute: Compute[Values], image: Tensor, size: Size) -> Values:
         height, width = image.shape[-2:]
         LOG.info("preparing for images of %dx%d pixels", width, height)
         self._needed[key] = 2 * self._seen[key]  # record ever less often if sizes keep changing

@@ -137,23 +137,28 @@ class Network:
         return probs if image.dim() == 4 else probs[0]
 
     def mean_probs(self, image: Tensor, views: Iterable[View], size: Size | None = None) -> Tensor:
-        """Return the mean prediction over views (Eq. 1) in the image plane, or at another size."""
+        """Return the mean prediction over views (Eq. 1) in the image plane, or at another size.
+
+        Args:
+            image: A raw image ``(C, H, W)``, or several ``(B, C, H, W)``, which give as many maps.
+            views: The views.
+            size: Height and width of the mean; None: those of the image.
+        """
         views, size = list(views), size or size_of(image)
-        if not self.plan.runs("batches"):
-            return fuse(view.undo(self.probs(view.make(image)), size) for view in views)
-        groups: dict[Size, list[View]] = {}
-        for view in views:
-            groups.setdefault(view.size(size_of(image)), []).append(view)
+        images = image if image.dim() == 4 else image[None]
+        together = self.plan.runs("batches")
+        groups: dict[Any, list[View]] = {}
+        for index, view in enumerate(views):
+            groups.setdefault(view.size(size_of(image)) if together else index, []).append(view)
 
         def sums() -> Iterator[Tensor]:
             for group in groups.values():
-                if len(group) == 1:
-                    yield group[0].undo(self.probs(group[0].make(image)), size)
-                else:
-                    batch = torch.stack([view.make(image) for view in group])
-                    yield from undo_together(group, self.probs(batch), size)
+                probs = self.probs(torch.stack([v.make(each) for v in group for each in images]))
+                planes = probs.unflatten(0, (len(group), len(images))).flatten(1, 2)
+                yield from undo_together(group, planes, size)
 
-        return fuse(sums(), len(views))
+        mean = fuse(sums(), len(views))  # the images' classes are planes of one map
+        return mean if image.dim() == 3 else mean.unflatten(0, (len(images), -1))
 
     def step(
         self, image: Tensor, loss: LossOfLogits, lr: float, rule: StepRule = gradient_descent

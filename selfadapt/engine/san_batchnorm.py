@@ -1,6 +1,7 @@
-"""SaN (``norm.py``, Eq. 7-8) by PyTorch's own BatchNorm kernels, for one image at a time.
+"""SaN (``norm.py``, Eq. 7-8) by PyTorch's own BatchNorm kernels.
 
-It takes fewer passes over memory than the reference. Gradients can be taken once.
+It takes fewer passes over memory than the reference. Gradients can be taken once. The channels of
+several images count as those of one, so that each has its own statistics.
 
 The image's mean ``mu`` and variance are mixed with the source's to ``m`` and ``v``, weighted with
 ``alpha``. With ``s = 1 / sqrt(v + eps)`` the output is ``(x - m) * s * weight + bias``: BatchNorm's
@@ -30,7 +31,13 @@ def normalize(layer: SaN, x: Tensor) -> Tensor | None:
     if (layer.san_alpha == 0 and tracker is None) or not can_mix(x, *running, *affine):
         return None
     if tracker is None:
-        return MixedNorm.apply(x, *running, *affine, layer.san_alpha, layer.eps)[0]
+        if len(x) == 1:
+            return MixedNorm.apply(x, *running, *affine, layer.san_alpha, layer.eps)[0]
+        vectors = [None if v is None else v.repeat(len(x)) for v in (*running, *affine)]
+        channels = x.reshape(1, -1, *x.shape[2:])
+        return MixedNorm.apply(channels, *vectors, layer.san_alpha, layer.eps)[0].reshape(x.shape)
+    if len(x) > 1:
+        return None
     num = x[0, 0].numel()
     if x.is_cuda or num == 1:
         y, mean, var = MixedNorm.apply(x, *running, *affine, 1.0, layer.eps)
@@ -48,7 +55,7 @@ def can_mix(x: Tensor, *vectors: Tensor | None) -> bool:
     Not under export, compilation or functional transforms, which look at the operations themselves.
     """
     kinds = {vector.dtype for vector in vectors if vector is not None}
-    if len(x) != 1 or x.numel() == 0 or len(kinds) != 1:
+    if x.numel() == 0 or len(kinds) != 1 or (len(x) > 1 and not x.is_contiguous()):
         return False
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
         return False

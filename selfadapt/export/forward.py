@@ -31,7 +31,7 @@ class Forward(nn.Module):
         self.register_buffer("std", torch.tensor(interface.std).reshape(-1, 1, 1))
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities ``(1, classes, H, W)`` and labels ``(1, H, W)``."""
+        """Return probabilities ``(B, classes, H, W)`` and labels ``(B, H, W)``."""
         x = (image - self.mean) / self.std
         x = x.flip(1) if self.interface.bgr else x
         size = height, width = x.shape[-2:]
@@ -55,7 +55,7 @@ class Forward(nn.Module):
 
 
 def adaptive_pool(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Average ``(1, C, H, W)`` to a size by matrix products; ONNX pooling needs a static size."""
+    """Average ``(B, C, H, W)`` to a size by matrix products; ONNX pooling needs a static size."""
     rows, columns = (_bins(*lengths) for lengths in zip(x.shape[-2:], size, strict=True))
     return rows @ x @ columns.T
 

@@ -32,12 +32,17 @@ CHECK_SIZES: tuple[Size, ...] = ((97, 203), (160, 128), (224, 289), (130, 75))
 """Heights and widths to check a file at; the graph is traced at the first."""
 
 
+BATCH = (1.0, 0.3, 0.7)
+"""Contrasts of the images of a batch: with other statistics, each image tells if it is mixed."""
+
+
 class ExportSettings(TypedDict, total=False):
     """Keyword arguments of ``trace``."""
 
     method: str
     alpha: Alpha | None
     size: Size | None
+    batch: bool
     interface: Interface | None
 
 
@@ -47,15 +52,17 @@ class Trace:
 
     program: torch.export.ExportedProgram
     images: list[Tensor]
-    """Images ``(1, C, H, W)`` to check a file with."""
+    """Images ``(B, C, H, W)`` to check a file with."""
     probs: list[Tensor]
-    """Probabilities of the method for these images, ``(1, classes, H, W)``."""
+    """Probabilities of the method for each of these images, ``(B, classes, H, W)``."""
     metadata: dict[str, Any]
     """Metadata to store in a file."""
     notes: tuple[str, ...]
     """Notes of the method for the user."""
     size: Size | None
     """The only height and width the graph accepts; None: any."""
+    batch: bool
+    """The graph takes any number of images, not only one."""
 
 
 def check_exportable(method: str) -> None:
@@ -75,6 +82,7 @@ def trace(
     method: str = "san",
     alpha: Alpha | None = None,
     size: Size | None = None,
+    batch: bool = False,
     interface: Interface | None = None,
 ) -> Trace:
     """Trace a method of one forward pass as a graph.
@@ -87,6 +95,8 @@ def trace(
         alpha: Weight of the image statistics in SaN, 0 to 1; or weights by name pattern. None: the
             default of the method.
         size: The only height and width the graph accepts. None: any.
+        batch: The graph takes any number of images of one size, each with its own statistics.
+            False: one image.
         interface: Interface of the network, if it is not detected.
     """
     check_exportable(method)
@@ -106,24 +116,34 @@ def trace(
     )
     channels = segmenter.interface.channels or 3
     images = [_noise(channels, size, seed) for seed, size in enumerate(sizes)]
-    probs = [segmenter(image[0]).probs[None].float().cpu() for image in images]
-    program = _record(segmenter, images[0], dynamic=size is None)
+    if batch:  # several images, and one
+        for index in range(0, len(images), 2):
+            images[index] = torch.cat([images[index] * share for share in BATCH])
+    probs = [
+        torch.stack([segmenter(image).probs for image in several]).float().cpu()
+        for several in images
+    ]
+    program = _record(segmenter, images[0], dynamic=size is None, batch=batch)
     run = program.module()  # raises an error for sizes it was not traced for
     for image in images:
-        with exporter_errors(size, image=image):
+        with exporter_errors(size, batch, image):
             run(image)
-    return Trace(program, images, probs, _metadata(segmenter, method), segmenter.notes, size)
+    metadata = _metadata(segmenter, method)
+    return Trace(program, images, probs, metadata, segmenter.notes, size, batch)
 
 
-def _record(segmenter: Method, image: Tensor, *, dynamic: bool) -> torch.export.ExportedProgram:
+def _record(
+    segmenter: Method, image: Tensor, *, dynamic: bool, batch: bool
+) -> torch.export.ExportedProgram:
     with exporter_errors(None):
         network = private_copy(segmenter.model).cpu().float()
     convert(network, segmenter.san)
     forward = Forward(network, segmenter.interface).eval().requires_grad_(False)
     dynamic_dim = torch.export.Dim.DYNAMIC
-    shapes = ({2: dynamic_dim, 3: dynamic_dim},) if dynamic else None
+    free = (0,) * batch + (2, 3) * dynamic
+    shapes = (dict.fromkeys(free, dynamic_dim),) if free else None
     size = None if dynamic else size_of(image)
-    with torch.no_grad(), _size_oblivious(), exporter_errors(size):
+    with torch.no_grad(), _size_oblivious(), exporter_errors(size, batch):
         return torch.export.export(forward, (image,), dynamic_shapes=shapes, strict=False)
 
 
@@ -167,11 +187,14 @@ def _check_size(size: Size) -> None:
 
 
 @contextmanager
-def exporter_errors(size: Size | None, image: Tensor | None = None) -> Iterator[None]:
+def exporter_errors(
+    size: Size | None, batch: bool = False, image: Tensor | None = None
+) -> Iterator[None]:
     """Silence the exporters and turn their errors into a ValueError of one line.
 
     Args:
         size: The only size of the graph; None: any.
+        batch: The graph takes any number of images.
         image: The image that the graph is run on.
     """
     previous = logging.root.manager.disable
@@ -193,7 +216,7 @@ def exporter_errors(size: Size | None, image: Tensor | None = None) -> Iterator[
             failed_at = f", it fails at {size_text(size_of(image))}"
         raise ValueError(
             f"this network cannot be exported for images of {sizes}{failed_at}: {reason}"
-            + size_hint(size)
+            + hint(size, batch)
         ) from error
     finally:
         logging.disable(previous)
@@ -204,6 +227,7 @@ def size_text(size: Size) -> str:
     return f"{size[1]}x{size[0]}"
 
 
-def size_hint(size: Size | None) -> str:
-    """Return a suggestion for graphs of any size."""
-    return "; try a fixed size, such as --size 1024x512" if size is None else ""
+def hint(size: Size | None, batch: bool) -> str:
+    """Return a suggestion for graphs of any size or of any number of images."""
+    ways = ["without --batch"] * batch + ["a fixed size, such as --size 1024x512"] * (not size)
+    return f"; try {' or '.join(ways)}" if ways else ""

@@ -15,7 +15,7 @@ from selfadapt.export.trace import (
     ExportSettings,
     Trace,
     exporter_errors,
-    size_hint,
+    hint,
     size_text,
     trace,
 )
@@ -98,7 +98,7 @@ def write_onnx(traced: Trace, path: Path) -> float:
             f"an ONNX file holds less than 2 GB, but the weights are {num_bytes / 1e9:.1f} GB; "
             "write a .pt2 file"
         )
-    with exporter_errors(traced.size):
+    with exporter_errors(traced.size, traced.batch):
         program = traced.program
         graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, GraphModule)]
         if any(node.target is ADAPTIVE_POOL for graph in graphs for node in graph.nodes):
@@ -112,11 +112,12 @@ def write_onnx(traced: Trace, path: Path) -> float:
     size = traced.size or ("height", "width")  # readable names of the dynamic dimensions
     image, (probs, label) = graph.model.graph.inputs[0], graph.model.graph.outputs
     shape = type(image.shape)
-    image.shape = shape((1, traced.images[0].shape[1], *size))
-    probs.shape = shape((1, traced.probs[0].shape[1], *size))
-    label.shape = shape((1, *size))
+    number = "batch" if traced.batch else 1
+    image.shape = shape((number, traced.images[0].shape[1], *size))
+    probs.shape = shape((number, traced.probs[0].shape[1], *size))
+    label.shape = shape((number, *size))
     with atomic_write(path) as temporary:
-        with exporter_errors(traced.size):
+        with exporter_errors(traced.size, traced.batch):
             graph.save(temporary, external_data=False)
             run = _run_onnx(temporary)
         return _check(traced, path, run)
@@ -125,7 +126,7 @@ def write_onnx(traced: Trace, path: Path) -> float:
 def write_program(traced: Trace, path: Path) -> float:
     """Write a trace as a program; return its largest difference from the method."""
     file = io.BytesIO()  # torch aborts the process if the disk is full
-    with exporter_errors(traced.size):
+    with exporter_errors(traced.size, traced.batch):
         torch.export.save(
             traced.program, file, extra_files={"selfadapt.json": json.dumps(traced.metadata)}
         )
@@ -154,7 +155,7 @@ def _check(traced: Trace, path: Path, run: Run) -> float:
     """Return the largest difference of a file from the method; raise ValueError if too large."""
     worst = 0.0
     for image, expected in zip(traced.images, traced.probs, strict=True):
-        with exporter_errors(traced.size, image=image), torch.no_grad():
+        with exporter_errors(traced.size, traced.batch, image), torch.no_grad():
             probs, label = run(image)
             at_label = probs.gather(1, label[:, None])[:, 0]
             difference = float((probs - expected).abs().max())
@@ -162,7 +163,7 @@ def _check(traced: Trace, path: Path, run: Run) -> float:
             raise ValueError(
                 f"for an image of {size_text(size_of(image))} the graph's probabilities differ by "
                 f"{difference:.2g} from the network's, more than {TOLERANCE:g}; {path} is not "
-                f"written{size_hint(traced.size)}"
+                f"written{hint(traced.size, traced.batch)}"
             )
         worst = max(worst, difference)
     return worst

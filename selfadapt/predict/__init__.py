@@ -11,6 +11,7 @@ from selfadapt.predict.outputs import (
     write_result,
 )
 from selfadapt.predict.run import PredictRun, Summary
+from selfadapt.predict.scene import LargeImages, SceneResult, segment_scene
 from selfadapt.predict.stream import Segmented, predict
 
 __all__ = [
@@ -19,13 +20,16 @@ __all__ = [
     "OUTPUTS",
     "FileKey",
     "Input",
+    "LargeImages",
     "PredictFolder",
     "PredictRun",
+    "SceneResult",
     "Segmented",
     "Summary",
     "check_outputs",
     "find_inputs",
     "masks_of",
     "predict",
+    "segment_scene",
     "write_result",
 ]

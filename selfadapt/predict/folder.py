@@ -6,6 +6,7 @@ NAME_label.png ...    the outputs of a file
 .predict/record.json  settings, network, and which outputs belong to which file
 .predict/rows/        the journal: finished files, one journal for each share
 .predict/frames/      masks of the frames of a video until all frames are done
+.predict/tiles/       the tiles of a large image until all tiles are done
 
 A name is reserved in ``record.json`` before anything is written under it. So even after a kill it
 is known which files are outputs; other files are never touched.
@@ -33,6 +34,7 @@ from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import CLASSES, LEGEND, OUTPUTS, output_paths
 from selfadapt.runs import WHOLE, RunStore, Shard
 from selfadapt.runs.store import RECORD
+from selfadapt.scenes.geotiff import categories_path
 from selfadapt.version import __version__
 
 TABLE = "predictions.csv"
@@ -61,7 +63,7 @@ class PredictFolder(RunStore):
     """
 
     NAME: ClassVar[str] = "a run of predict"
-    FORMAT: ClassVar[str] = "selfadapt predictions 2"
+    FORMAT: ClassVar[str] = "selfadapt predictions 3"
     WORK: ClassVar[str] = ".predict"
 
     def __init__(self, path: Path, kinds: Sequence[str], shard: Shard = WHOLE) -> None:
@@ -69,6 +71,8 @@ class PredictFolder(RunStore):
         self.kinds = tuple(kinds)
         self.names: dict[str, str] = {}
         """Prefix of the output names of each file, in the order they were reserved."""
+        self.rasters: set[str] = set()
+        """Files whose label and confidence are georeferenced rasters."""
 
     def plan(self, inputs: Sequence[Input], *, overwrite: bool) -> list[Input]:
         """Choose names for the outputs of all inputs, such that no file is lost.
@@ -79,7 +83,8 @@ class PredictFolder(RunStore):
         folders = {self.path / item.subfolder for item in inputs} | {self.path}
         # Listed before the record is read, which then names what other shares write after this.
         existing = {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
-        reserved, outputs = self._reserved(overwrite=overwrite)
+        record, outputs = self._reserved(overwrite=overwrite)
+        reserved = record["names"]
         left = [
             item
             for item in inputs
@@ -91,6 +96,9 @@ class PredictFolder(RunStore):
             )
         kept = {} if overwrite else reserved
         self.names = kept | choose_names(left, kept)
+        self.rasters = {item.file for item in left if item.is_raster} | {
+            file for file in record["rasters"] if file in kept
+        }
         self._check_inputs(left)
         if not overwrite:  # nor are files replaced that no earlier run has written
             new = [item for item in left if item.file not in reserved]
@@ -107,18 +115,22 @@ class PredictFolder(RunStore):
 
     def paths(self, item: Input) -> dict[str, Path]:
         """Return the output paths of a file by kind."""
-        return output_paths(self.base(item), self.kinds, video=item.is_video)
+        return output_paths(self.base(item), self.kinds, video=item.is_video, raster=item.is_raster)
 
     def frames(self, item: Input) -> Path:
         """Return the folder for the masks of a video's frames until all frames are done."""
         return self.work / "frames" / self.names[item.file]
+
+    def tiles(self, item: Input) -> Path:
+        """Return the folder for the tiles of a large image until all tiles are done."""
+        return self.work / "tiles" / self.names[item.file]
 
     def start(
         self, identity: Mapping[str, Any], inputs: Sequence[Input], *, overwrite: bool
     ) -> None:
         """Open the folder for a run with these settings on these files."""
         identity = {"version": __version__, **identity}
-        self.open(identity, {"names": self.names}, overwrite=overwrite)
+        self.open(identity, self._reserves(), overwrite=overwrite)
         if self.shard.total > 1:
             self._reserve_names(identity, inputs)
 
@@ -137,17 +149,21 @@ class PredictFolder(RunStore):
             )
         return record
 
-    def _reserved(self, *, overwrite: bool) -> tuple[dict[str, str], set[Path]]:
-        """Return the reserved names, and all files and folders that may be written under them."""
+    def _reserves(self) -> dict[str, Any]:
+        return {"names": self.names, "rasters": sorted(self.rasters)}
+
+    def _reserved(self, *, overwrite: bool) -> tuple[dict[str, Any], set[Path]]:
+        """Return the record, and all files and folders that may be written under its names."""
+        nothing: dict[str, Any] = {"names": {}, "rasters": []}
         try:
             record = self.read_record(self.path)
         except FileNotFoundError:
-            return {}, set()
+            return nothing, set()
         except ValueError:
             if overwrite:
-                return {}, set()
+                return nothing, set()
             raise
-        return record["names"], set(_outputs_of(self.path, record))
+        return record, set(_outputs_of(self.path, record))
 
     def _reserve_names(self, identity: Mapping[str, Any], inputs: Sequence[Input]) -> None:
         """Reserve names for files without one, as other shares may do at the same time."""
@@ -156,10 +172,11 @@ class PredictFolder(RunStore):
         try:
             while not lock(file):
                 time.sleep(0.05)
-            reserved = self.read_record(self.path)["names"]
-            self.names = reserved | choose_names(inputs, reserved)
-            if self.names != reserved:
-                record = {"format": self.FORMAT, "identity": identity, "names": self.names}
+            record = self.read_record(self.path)
+            self.names = record["names"] | choose_names(inputs, record["names"])
+            self.rasters |= set(record["rasters"])
+            if self._reserves() != {name: record[name] for name in self._reserves()}:
+                record = {"format": self.FORMAT, "identity": identity, **self._reserves()}
                 self.write_json(self.work / RECORD, record)
         finally:
             release_lock(file)
@@ -182,7 +199,7 @@ class PredictFolder(RunStore):
         for path in self.outputs():
             if holds(self.path, path):
                 _remove(path)
-        for folder in ("rows", "frames"):
+        for folder in ("rows", "frames", "tiles"):
             shutil.rmtree(self.work / folder, ignore_errors=True)
 
     def _remove_parts(self) -> None:
@@ -230,7 +247,9 @@ def choose_names(inputs: Sequence[Input], reserved: Mapping[str, str]) -> dict[s
 def _stays_inside(record: Mapping[str, Any]) -> bool:
     """Return True if all names of a record are inside its folder: those files may be removed."""
     names, kinds = record.get("names"), record["identity"].get("outputs")
-    if not isinstance(names, dict) or not isinstance(kinds, list) or set(kinds) - set(OUTPUTS):
+    if not isinstance(names, dict) or not isinstance(record.get("rasters"), list):
+        return False
+    if not isinstance(kinds, list) or set(kinds) - set(OUTPUTS):
         return False
     paths = [Path(name) for name in names.values() if isinstance(name, str)]
     inside = all(p.parts and ".." not in p.parts and not p.is_absolute() for p in paths)
@@ -242,8 +261,12 @@ def _outputs_of(folder: Path, record: Mapping[str, Any]) -> Iterator[Path]:
     folder = Path(os.path.abspath(folder))
     yield from (folder / name for name in SHARED_FILES)
     for file, name in record["names"].items():
-        video = Input(Path(file)).is_video
-        yield from output_paths(folder / name, record["identity"]["outputs"], video=video).values()
+        video, kinds = Input(Path(file)).is_video, record["identity"]["outputs"]
+        yield from output_paths(folder / name, kinds, video=video).values()
+        if file in record["rasters"]:
+            paths = output_paths(folder / name, kinds, raster=True)
+            yield from paths.values()
+            yield from (categories_path(path) for kind, path in paths.items() if kind == "label")
 
 
 def _remove(path: Path) -> None:

@@ -3,10 +3,13 @@
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from glob import escape, glob, has_magic
 from pathlib import Path
 
-IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+from selfadapt.scenes import is_raster
+
+IMAGES = (".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of images in folders and patterns; a file given explicitly may have any suffix."""
 VIDEOS = (
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts",
@@ -34,6 +37,11 @@ class Input:
     def is_video(self) -> bool:
         """Whether the file is a video."""
         return self.path.suffix.lower() in VIDEOS
+
+    @cached_property
+    def is_raster(self) -> bool:
+        """Whether the file is georeferenced, or too large to be read whole."""
+        return is_raster(self.path)
 
     def stamp(self) -> str:
         """Return a text that changes when the file does."""

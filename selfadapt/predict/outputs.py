@@ -2,8 +2,10 @@
 
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +20,7 @@ from selfadapt.images import Image, colored, label_image, overlay, rgb_image
 from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
 from selfadapt.patterns import alternatives
 from selfadapt.predict.legend import heading, legend, legend_below, text_size
-from selfadapt.result import ResizedMap, Result, map_parts
+from selfadapt.result import ResizedMap, Result, best_of, map_parts
 
 OUTPUTS = {
     "label": "the class of each pixel, as a number",
@@ -32,7 +34,8 @@ OUTPUTS = {
 DEFAULT = ("label", "color", "overlay", "confidence")
 SHOW_IMAGE = {"overlay", "panel"}
 IMAGES_ONLY = {"probs"}
-COMPRESS_LEVELS = {"overlay": 1, "confidence": 1, "panel": 1}
+PHOTOGRAPHIC = {"overlay", "confidence", "panel"}
+QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 """PNG compression of photographic content: 3 to 5 times as fast, up to 25 % larger."""
 CLASSES, LEGEND = "classes.json", "legend.png"
 """Written once per folder: index, name and colour of each class, and the same as a picture."""
@@ -56,10 +59,17 @@ class Masks:
     """Class probabilities ``(C, H, W)``, if requested."""
     adapted: bool = False
     """The network took gradient steps."""
+    ready: torch.cuda.Event | None = None
+    """Tells when a GPU has written the masks, where it was not waited for."""
 
     def __post_init__(self) -> None:
         if not self.colors:
             object.__setattr__(self, "colors", predicted_colors(self.names, len(self.names)))
+
+    def wait(self) -> None:
+        """Wait until the masks are there."""
+        if self.ready is not None:
+            self.ready.synchronize()
 
     def shares(self) -> list[float]:
         """Return the fraction of pixels of each class."""
@@ -78,18 +88,21 @@ def check_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
 
 
 def output_paths(
-    base: Path, outputs: Sequence[str] = DEFAULT, *, video: bool = False
+    base: Path, outputs: Sequence[str] = DEFAULT, *, video: bool = False, raster: bool = False
 ) -> dict[str, Path]:
-    """Return the output paths of an image or video by kind.
+    """Return the output paths of an image, video or georeferenced image by kind.
 
     The labels of a video are a folder of PNGs, one for each frame; its other outputs are videos.
     """
     endings = dict.fromkeys(outputs, ".mp4" if video else ".png")
     endings |= {"label": ""} if video else {"probs": ".npz"}
+    endings |= dict.fromkeys(("label", "confidence"), ".tif") if raster else {}
     return {kind: base.with_name(f"{base.name}_{kind}{endings[kind]}") for kind in outputs}
 
 
-def masks_of(result: Result, classes: Classes | None = None, *, probs: bool = False) -> Masks:
+def masks_of(
+    result: Result, classes: Classes | None = None, *, probs: bool = False, wait: bool = True
+) -> Masks:
     """Return the parts of a result that are written, computed on the device of the result.
 
     Args:
@@ -97,16 +110,24 @@ def masks_of(result: Result, classes: Classes | None = None, *, probs: bool = Fa
         classes: Names of its classes, with colours if it is a mapping.
         probs: Include the probabilities. Those of large images stay at their stored size, and are
             resized while they are written, a few classes at a time.
+        wait: Wait for a GPU. False: ``Masks.wait`` does.
     """
     names = predicted_names(classes, result.num_classes)
     kind = torch.uint8 if len(names) <= 256 else torch.uint16
-    confidence = (result.confidence.clamp(0, 1) * 255).round().byte()
-    source = result.source_label
+    confidence, label = best_of(result.stored_probs)
+    source, ready = result.source_label, None
+    fetch = partial(Tensor.to, device="cpu", non_blocking=not wait)
+    masks = fetch(label.to(kind)), fetch((confidence.clamp(0, 1) * 255).round().byte())
+    source = None if source is None else fetch(source.to(kind))
+    if label.is_cuda and not wait:
+        ready = torch.cuda.Event(blocking=True)
+        ready.record(torch.cuda.current_stream(label.device))
     return Masks(
-        label=result.label.to(kind).cpu(),
-        confidence=confidence.cpu(),
+        label=masks[0],
+        confidence=masks[1],
         names=names,
-        source=None if source is None else source.to(kind).cpu(),
+        source=source,
+        ready=ready,
         colors=predicted_colors(classes, len(names)),
         probs=result.stored_probs.cpu() if probs else None,
         adapted=bool(result.losses),
@@ -125,13 +146,12 @@ def pictures_of(
         shown = rgb_image(image, (masks.label.shape[0], masks.label.shape[1]))
     if "label" in outputs:
         pictures["label"] = label_image(masks.label, masks.colors)
-    painted = colored(masks.label, masks.colors)
-    if "color" in outputs:
-        pictures["color"] = painted
     if "confidence" in outputs:
         pictures["confidence"] = PILImage.fromarray(masks.confidence.numpy())
+    if {"color", "overlay"} & set(outputs):
+        pictures["color"] = colored(masks.label, masks.colors)
     if "overlay" in outputs and shown is not None:
-        pictures["overlay"] = overlay(shown, painted)
+        pictures["overlay"] = overlay(shown, pictures["color"])
     if "panel" in outputs and shown is not None:
         pictures["panel"] = panel(masks, shown, masks.names, masks.colors)
     return {kind: pictures[kind] for kind in outputs if kind in pictures}
@@ -242,9 +262,8 @@ def save_result(
 
 def write_png(picture: PILImage.Image, path: Path, kind: str) -> None:
     """Write a picture of some kind of output as PNG."""
-    level = {"compress_level": COMPRESS_LEVELS[kind]} if kind in COMPRESS_LEVELS else {}
     with atomic_write(path) as temporary:
-        picture.save(temporary, format="PNG", **level)
+        picture.save(temporary, format="PNG", **(QUICK if kind in PHOTOGRAPHIC else {}))
 
 
 def write_probs(probs: Tensor | ResizedMap, names: Sequence[str], path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from selfadapt.auto import LOW_QUALITY
 from selfadapt.data.reading import read_image_size
+from selfadapt.forecast import forecast
 from selfadapt.journal import Journal, Row, iter_rows
 from selfadapt.labels import Classes, predicted_colors, predicted_names
 from selfadapt.methods import Segments
@@ -23,9 +24,11 @@ from selfadapt.predict.folder import TABLE, FileKey, PredictFolder
 from selfadapt.predict.frames import VideoWork
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import write_classes
-from selfadapt.predict.stream import UnitOutcome, predict, stream
+from selfadapt.predict.scene import LargeImages
+from selfadapt.predict.stream import UnitOutcome, attempt, predict, stream
 from selfadapt.predict.table import append_to_table, write_table
 from selfadapt.predict.video import guess_frame_size, guess_num_frames
+from selfadapt.scenes import raster_size
 from selfadapt.views import Size
 
 MAX_SIZE_SAMPLES = 200
@@ -64,6 +67,7 @@ class PredictRun:
         classes: Names of its classes, with colours if they are a mapping.
         inputs: The files.
         show: Called to show progress.
+        large: How images that are too large to be segmented whole are, and georeferenced ones.
     """
 
     def __init__(
@@ -74,9 +78,11 @@ class PredictRun:
         classes: Classes | None,
         inputs: Sequence[Input],
         show: ShowProgress = lambda done, total, activity: None,
+        large: LargeImages | None = None,
     ) -> None:
         self.folder, self.journal, self.method = folder, journal, method
         self.classes, self.inputs, self.show = classes, inputs, show
+        self.large = LargeImages(method) if large is None else large
         rows = rows_by_time(journal)
         journal.keep(current_keys(rows))
         self._earlier = latest_rows(rows)
@@ -133,11 +139,19 @@ class PredictRun:
             if not item.path.is_file():  # opening a pipe would block
                 continue
             try:
-                width, height = (guess_frame_size if item.is_video else read_image_size)(item.path)
+                if item.is_raster:
+                    height, width = raster_size(item.path)
+                else:
+                    read = guess_frame_size if item.is_video else read_image_size
+                    width, height = read(item.path)
             except (ValueError, OSError):  # reported when it is segmented
                 continue
             sizes[height, width] += self._size(item)
         return {size: number * len(items) / len(sample) for size, number in sizes.items()}
+
+    def forecast(self, name: str) -> list[str]:
+        """Return lines on the time that this share will take, see ``forecast.forecast``."""
+        return forecast(name, self.method, self.sizes(), self.large.max_pixels())
 
     def _left(self) -> list[Input]:
         """Return the files that are not done, and videos of which label files are missing."""
@@ -169,16 +183,39 @@ class PredictRun:
         return max(1, guess_num_frames(item.path) // self.folder.shard.total)
 
     def _segment_images(self, images: Sequence[Input]) -> None:
-        keys = {item.path: self._keys[item.file] for item in images}
+        by_path = {item.path: item for item in images}
         bases = [self.folder.base(item) for item in images]
+        scenes: list[Input] = []
+
+        def is_scene(path: Path) -> bool:
+            if self.large.is_scene(by_path[path]):
+                scenes.append(by_path[path])
+                return True
+            return False
 
         def record(path: Path, outcome: UnitOutcome) -> None:
-            self._record(keys[path], outcome)
+            self._record(self._keys[by_path[path].file], outcome)
 
-        results = predict(self.method, list(keys), bases, self.classes, self.folder.kinds, record)
+        results = predict(
+            self.method, list(by_path), bases, self.classes, self.folder.kinds, record, is_scene
+        )
         with closing(results):
             for _ in results:
                 pass
+        for item in sorted(scenes, key=images.index):
+            self._segment_scene(item)
+
+    def _segment_scene(self, item: Input) -> None:
+        key, paths, work = self._keys[item.file], self.folder.paths(item), self.folder.tiles(item)
+
+        def show_tiles(done: int, total: int) -> None:  # they count as images
+            text = f"tiles of {item.path.name}"
+            self.show(self._done + done, self._total + total, text)
+
+        def segment() -> UnitOutcome:
+            return self.large.segment(item, paths, work, self.classes, key.stamp, show_tiles)
+
+        self._record(key, attempt(segment))
 
     def _segment_video(self, item: Input) -> None:
         work = VideoWork(item, self._keys[item.file], self.folder, self.journal)

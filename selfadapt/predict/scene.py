@@ -1,0 +1,291 @@
+"""Large and georeferenced images: segmented in tiles where they do not fit whole."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, prod
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image as PILImage
+
+from selfadapt.adapted import AdaptError
+from selfadapt.data.reading import read_image_size
+from selfadapt.files import make_folder, would_be_replaced
+from selfadapt.images import Image, label_image
+from selfadapt.labels import Classes, predicted_colors, predicted_names
+from selfadapt.method import Method
+from selfadapt.methods import Segments
+from selfadapt.modes import MAX_PIXELS, size_within
+from selfadapt.predict.inputs import Input
+from selfadapt.predict.outputs import (
+    DEFAULT,
+    Masks,
+    check_outputs,
+    output_paths,
+    pictures_of,
+    write_classes,
+    write_png,
+    write_probs,
+)
+from selfadapt.predict.stream import Segmented
+from selfadapt.result import Result
+from selfadapt.scenes import (
+    Picture,
+    Raster,
+    Scene,
+    SceneMaps,
+    blocks,
+    is_raster,
+    nearest,
+    segment_tiles,
+    segment_whole,
+)
+from selfadapt.scenes.geotiff import write_geotiff
+from selfadapt.views import Size
+
+Large = Literal["tiles", "shrink"]
+LARGE_FACTOR = 4
+"""Images of more than this many times ``max_pixels`` are segmented in tiles by default."""
+PICTURES = ("color", "overlay", "panel")
+"""Outputs for people, which are reduced to two megapixels; others have the size of the scene."""
+ShowTiles = Callable[[int, int], None]
+"""Called with the numbers of finished and of all tiles."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneResult:
+    """A scene whose outputs are written."""
+
+    paths: dict[str, Path]
+    """The files by kind."""
+    height: int
+    width: int
+    shares: list[float]
+    """Fraction of pixels of each class, of those that have data."""
+    quality: float | None
+    """How good the label probably is, see ``Result``."""
+    notes: tuple[str, ...]
+    """What a user should know about this result."""
+    seconds: float
+    """Time the call took."""
+
+
+def segment_scene(
+    method: Method,
+    image: Image,
+    folder: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    outputs: Sequence[str] = DEFAULT,
+    classes: Classes | None = None,
+    bands: Sequence[int] | None = None,
+    large: Large = "tiles",
+    overwrite: bool = False,
+    show: ShowTiles = lambda done, total: None,
+) -> SceneResult:
+    """Segment an image of any size, and write what ``selfadapt predict`` writes of it.
+
+    An image of more than ``max_pixels`` is adapted to once and segmented in tiles. A call that was
+    killed goes on where it was when it is made again. A GeoTIFF gives GeoTIFF files.
+
+    Args:
+        method: The method.
+        image: The image: a GeoTIFF, which is read in windows, or anything else that methods take.
+        folder: Where to write; it is made if need be.
+        name: What the names of the files start with. None: the name of the image file.
+        outputs: Kinds of output, see ``selfadapt predict``.
+        classes: Names of the classes, or colours by name. None: as the network knows them.
+        bands: Indices of the bands of a GeoTIFF to take, from 1. None: red, green and blue.
+        large: ``tiles``; or ``shrink``: scale the image down to ``max_pixels``.
+        overwrite: Replace files that are there.
+        show: Called with the numbers of finished and of all tiles.
+
+    Raises:
+        ValueError: The image cannot be read, or the method cannot segment tiles.
+    """
+    path = Path(image) if isinstance(image, str | os.PathLike) else None
+    reads_windows = path is not None and is_raster(path)
+    base = Path(folder) / (name or (path.stem if path else "image"))
+    paths = output_paths(base, check_outputs(outputs), raster=reads_windows)
+    if existing := [path for path in paths.values() if path.exists() and not overwrite]:
+        raise would_be_replaced(existing[0])
+    classes = classes or getattr(getattr(method.model, "spec", None), "classes", None)
+    stamp = Input(path).stamp() if path else ""
+    channels = method.interface.channels or 3
+    scene = Raster(path, channels, bands) if path and reads_windows else Picture(image, channels)
+    work = base.with_name(f".{base.name}.tiles")
+    result = write_scene(method, scene, paths, work, classes, large, stamp=stamp, show=show)
+    number = len(result.shares)
+    names, colors = predicted_names(classes, number), predicted_colors(classes, number)
+    write_classes(Path(folder), names, colors)
+    return result
+
+
+class LargeImages:
+    """How ``predict`` deals with large and with georeferenced images.
+
+    Args:
+        method: The method.
+        large: What to do with images that do not fit whole. None: tiles for those of more than four
+            times ``max_pixels``, if the method can; the others are scaled down.
+        bands: Indices of the bands to take of georeferenced images.
+    """
+
+    def __init__(
+        self, method: Segments, large: Large | None = None, bands: Sequence[int] | None = None
+    ) -> None:
+        if large not in (None, "tiles", "shrink"):
+            raise ValueError(f"--large must be tiles or shrink, got {large!r}")
+        if large == "tiles" and not isinstance(method, Method):
+            raise ValueError("--large tiles needs a method with one network, not an ensemble")
+        self.method, self.large, self.bands = method, large, bands
+
+    def max_pixels(self) -> float:
+        """Return the number of pixels beyond which an image is segmented in tiles."""
+        if not isinstance(self.method, Method) or self.large == "shrink":
+            return inf
+        if self.large is None and self.method.mode == "official":
+            return inf  # the released code scales down
+        return self.method.max_pixels * (1 if self.large == "tiles" else LARGE_FACTOR)
+
+    def is_scene(self, item: Input) -> bool:
+        """Return True if a file is georeferenced, or to be segmented in tiles."""
+        if not isinstance(self.method, Method):
+            return False
+        try:
+            return item.is_raster or prod(read_image_size(item.path)) > self.max_pixels()
+        except (ValueError, OSError):  # reported when it is read
+            return False
+
+    def segment(
+        self,
+        item: Input,
+        paths: dict[str, Path],
+        work: Path,
+        classes: Classes | None,
+        stamp: str,
+        show: ShowTiles,
+    ) -> Segmented:
+        """Segment a file that ``is_scene`` and write its outputs, see ``write_scene``."""
+        assert isinstance(self.method, Method)
+        channels = self.method.interface.channels or 3
+        scene: Scene
+        if item.is_raster:
+            scene = Raster(item.path, channels, self.bands)
+            is_large = scene.size[0] * scene.size[1] > self.max_pixels()
+        else:
+            scene, is_large = Picture(item.path, channels), True
+        large = self.large if is_large else "shrink"
+        result = write_scene(
+            self.method, scene, paths, work, classes, large, stamp=stamp, show=show
+        )
+        maps = torch.empty(len(result.shares), 0, 0)
+        summary = Result(
+            probs=maps, quality=result.quality, notes=result.notes, seconds=result.seconds
+        )
+        return Segmented(summary, result.width, result.height, result.shares)
+
+
+def write_scene(
+    method: Method,
+    scene: Scene,
+    paths: dict[str, Path],
+    work: Path,
+    classes: Classes | None,
+    large: Large | None,
+    *,
+    stamp: str,
+    show: ShowTiles,
+) -> SceneResult:
+    """Segment a scene and write its outputs.
+
+    Args:
+        method: The method.
+        scene: The scene.
+        paths: Output paths by kind.
+        work: Folder for what is needed to go on; it is removed at the end.
+        classes: Names of the classes, with colours if they are a mapping.
+        large: What to do if the scene does not fit whole; None: tiles if the method can.
+        stamp: Text that changes when the scene does.
+        show: Called with the numbers of finished and of all tiles.
+    """
+    start = time.perf_counter()
+    height, width = scene.size
+    notes: tuple[str, ...] = ()
+    maps = None
+    if large != "shrink" and height * width > method.max_pixels:
+        if "probs" in paths:
+            raise ValueError(
+                "probs are written of images that are segmented whole, not in tiles: leave out "
+                "probs, or use --large shrink"
+            )
+        try:
+            maps = segment_tiles(method, scene, work, stamp=stamp, show=show)
+        except AdaptError as error:
+            if large == "tiles":
+                raise
+            notes = (f"not segmented in tiles: {error}",)
+    maps = segment_whole(method, scene) if maps is None else maps
+    make_folder(next(iter(paths.values())).parent)
+    size = size_within(scene.size, MAX_PIXELS)
+    if _write(maps, scene, paths, classes, size) and size != scene.size:
+        notes += (f"pictures are reduced to {size[1]}x{size[0]}, label and confidence are not",)
+    shares = _shares(maps, scene)
+    shutil.rmtree(work, ignore_errors=True)
+    return SceneResult(
+        paths=paths, height=height, width=width, shares=shares, quality=maps.quality,
+        notes=(*maps.notes, *notes), seconds=time.perf_counter() - start,
+    )  # fmt: skip
+
+
+def _write(
+    maps: SceneMaps, scene: Scene, paths: dict[str, Path], classes: Classes | None, size: Size
+) -> bool:
+    """Write the outputs of a scene, pictures at a size; return True if there are pictures."""
+    names = predicted_names(classes, maps.num_classes)
+    colors = predicted_colors(classes, maps.num_classes)
+    nodata = 255 if maps.num_classes <= 255 else 65535
+    if isinstance(scene, Raster):
+        if "label" in paths:
+            write_geotiff(
+                maps.label, paths["label"], scene, nodata=nodata, names=names, colors=colors
+            )
+        if "confidence" in paths:
+            write_geotiff(maps.confidence, paths["confidence"], scene, nodata=0)
+    else:
+        if "label" in paths:
+            label = label_image(torch.from_numpy(np.asarray(maps.label)), colors)
+            write_png(label, paths["label"], "label")
+        if "confidence" in paths:
+            picture = PILImage.fromarray(maps.confidence)
+            write_png(picture, paths["confidence"], "confidence")
+    if "probs" in paths and maps.probs is not None:
+        write_probs(maps.probs, names, paths["probs"])
+    kinds = [kind for kind in paths if kind in PICTURES]
+    if kinds:
+        small, valid = nearest(maps.label, size), scene.valid(scene.whole, size)
+        if valid is not None and maps.num_classes <= 255:
+            small[~valid.numpy()] = nodata  # black
+        confidence = torch.from_numpy(nearest(maps.confidence, size))
+        masks = Masks(
+            torch.from_numpy(small), confidence, names, colors=colors, adapted=maps.is_adapted
+        )
+        for kind, shown in pictures_of(masks, scene.overview(MAX_PIXELS), kinds).items():
+            write_png(shown, paths[kind], kind)
+    return bool(kinds)
+
+
+def _shares(maps: SceneMaps, scene: Scene) -> list[float]:
+    """Return the fraction of pixels of each class, of those that have data."""
+    counts = np.zeros(maps.num_classes, np.int64)
+    for window in blocks(scene.size, 4096):
+        values, valid = maps.label[window.slices], scene.valid(window)
+        used = values.ravel() if valid is None else values[valid.numpy()]
+        counts += np.bincount(used, minlength=maps.num_classes)
+    total = max(1, int(counts.sum()))
+    return [round(count / total, 6) for count in counts.tolist()]
