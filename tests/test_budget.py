@@ -118,18 +118,24 @@ def test_what_does_not_fit_into_memory_is_refused_before_work_starts(
     assert SaNOnly(tiny)(torch.zeros(3, 64, 64)).label.shape == (64, 64)
 
 
-def test_the_preset_is_its_settings(tiny: nn.Module, image: Tensor) -> None:
-    expected = SelfAdapt(tiny, **PRESETS["realtime"])(image)
-    assert torch.equal(
-        SelfAdapt(tiny, mode="paper", preset="realtime")(image).probs, expected.probs
-    )
-    assert not torch.equal(SelfAdapt(tiny, mode="paper")(image).probs, expected.probs)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_preset_is_its_settings(preset: str, tiny: nn.Module, image: Tensor) -> None:
+    expected = SelfAdapt(tiny, **PRESETS[preset])(image)
+    assert expected.quality is not None
+    assert torch.equal(SelfAdapt(tiny, preset=preset)(image).probs, expected.probs)
+    assert not torch.equal(SelfAdapt(tiny)(image).probs, expected.probs)
+
+
+def test_in_real_time_large_images_are_scaled_down(tiny: nn.Module) -> None:
+    result = SelfAdapt(tiny, preset="realtime", compare=False)(random_image(800, 1000))
+    assert tuple(result.label.shape) == (800, 1000)
+    assert any("968x774" in note for note in result.notes)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown preset": ({"preset": "realtim"}, "unknown preset 'realtim'; did you mean 'realtime'"),
-    "preset and steps": ({"preset": "realtime", "steps": 5}, "sets steps to 2, got 5; leave out"),
-    "preset and mode": ({"preset": "realtime", "mode": "official"}, "sets mode to 'paper'"),
+    "preset and steps": ({"preset": "realtime", "steps": 5}, "sets steps to 3, got 5; leave out"),
+    "preset and mode": ({"preset": "realtime", "mode": "official"}, "sets mode to 'auto'"),
     "negative budget": ({"budget_ms": -1}, "budget_ms must be a number, 0 or more, got -1"),
     "large step scale": ({"step_scale": 1.5}, "step_scale must be a number, 0.01 to 1, got 1.5"),
     "weight over 1": ({"final_weight": 2}, "final_weight must be a number, 0 to 1, got 2"),
@@ -144,8 +150,8 @@ def test_wrong_settings_are_explained(case: str, tiny: nn.Module) -> None:
 
 
 def test_settings_of_a_preset_may_be_given_if_they_are_the_same(tiny: nn.Module) -> None:
-    method = SelfAdapt(tiny, mode="paper", preset="realtime", steps=2, scales=[0.25, 0.5])
-    assert (method.steps, method.step_scale) == (2, 0.625)
+    method = SelfAdapt(tiny, preset="realtime", steps=3, scales=[0.25, 0.5])
+    assert (method.steps, method.step_scale, method.max_pixels) == (3, 0.5, 750_000)
 
 
 def test_steps_on_a_smaller_image_adapt_at_that_size(tiny: nn.Module) -> None:
