@@ -88,7 +88,7 @@ class SelfAdapt(Method):
             its prediction for the image. None: the mode's.
         final_weight: Weight of the mean over these views in the prediction, 0 to 1.
         preset: Name of a set of settings: ``cpu`` takes three steps on a smaller image, with fewer
-            views; ``realtime`` also scales images of more than 750000 pixels down. They replace
+            views; ``realtime`` also scales images of more than 800000 pixels down. They replace
             default values; a setting given beside it that differs is an error.
         budget_ms: Time limit for an image in milliseconds: as many of ``steps`` are taken as fit,
             and at least one forward pass. Loading the image is not included, nor compilation on a

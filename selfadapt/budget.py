@@ -13,7 +13,7 @@ SHORT = {
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "cpu": SHORT,
-    "realtime": {**SHORT, "max_pixels": 750_000},
+    "realtime": {**SHORT, "max_pixels": 800_000},
 }
 """Sets of settings by name, chosen on the validation domains."""
 NEAR = 2

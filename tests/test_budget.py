@@ -101,6 +101,15 @@ def test_no_image_takes_more_than_its_budget_and_one_plain_pass(
         assert len(result.losses) >= (steps - 3) / 2
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("budget_ms", [20, 900, 1300, 2000])
+def test_a_preset_keeps_to_the_budget(budget_ms: float, preset: str, clock: Clock) -> None:
+    method = SelfAdapt(Slow(), preset=preset, budget_ms=budget_ms)
+    start = clock.now
+    method(random_image(256, 512))
+    assert clock.now - start <= budget_ms / 1000 + 0.25
+
+
 def test_an_estimate_is_what_an_image_takes(clock: Clock) -> None:
     method = SelfAdapt(Slow(), mode="paper", steps=2, scales=(0.5,))
     estimate = method.estimate(256, 512)
@@ -127,9 +136,9 @@ def test_the_preset_is_its_settings(preset: str, tiny: nn.Module, image: Tensor)
 
 
 def test_in_real_time_large_images_are_scaled_down(tiny: nn.Module) -> None:
-    result = SelfAdapt(tiny, preset="realtime", compare=False)(random_image(800, 1000))
-    assert tuple(result.label.shape) == (800, 1000)
-    assert any("968x774" in note for note in result.notes)
+    result = SelfAdapt(tiny, preset="realtime", compare=False)(random_image(900, 1000))
+    assert tuple(result.label.shape) == (900, 1000)
+    assert any("942x848" in note for note in result.notes)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -151,7 +160,7 @@ def test_wrong_settings_are_explained(case: str, tiny: nn.Module) -> None:
 
 def test_settings_of_a_preset_may_be_given_if_they_are_the_same(tiny: nn.Module) -> None:
     method = SelfAdapt(tiny, preset="realtime", steps=3, scales=[0.25, 0.5])
-    assert (method.steps, method.step_scale, method.max_pixels) == (3, 0.5, 750_000)
+    assert (method.steps, method.step_scale, method.max_pixels) == (3, 0.5, 800_000)
 
 
 def test_steps_on_a_smaller_image_adapt_at_that_size(tiny: nn.Module) -> None:
