@@ -11,6 +11,7 @@ SHORT = {
     "mode": "auto", "scales": (0.25, 0.5), "steps": 3, "lr": 0.1, "step_scale": 0.5,
     "final_scales": (0.5,),
 }  # fmt: skip
+"""What the presets have in common."""
 PRESETS: dict[str, dict[str, Any]] = {
     "cpu": SHORT,
     "realtime": {**SHORT, "max_pixels": 800_000},
