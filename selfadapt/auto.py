@@ -132,8 +132,8 @@ def expected_confidence(plain: Tensor, views: Tensor, weight: Tensor) -> Tensor:
     """Return how sure of a pixel a prediction should be.
 
     A network is right about how sure it is of images like those it was trained for, and too sure of
-    others: for these its views at a smaller scale know better. Pixels that both give another label
-    do not count: which of the two is right, neither knows.
+    others: for these its views at a smaller scale know better. Pixels to which the two give
+    different labels do not count.
 
     Args:
         plain: Class probabilities without adaptation ``(C, H, W)``.
@@ -166,12 +166,12 @@ def temperature(scores: Tensor, expected: Tensor) -> Tensor:
         >>> confidence(scores.softmax(dim=0)).round(decimals=3)
         tensor(0.7000)
     """
-    sample, counts = sampled(scores, size_of(expected)), expected > 0
-    low, high = (torch.full_like(expected.sum(), t) for t in TEMPERATURES)
+    sample, counts, goal = sampled(scores, size_of(expected)), expected > 0, expected.sum()
+    low, high = (torch.full_like(goal, t) for t in TEMPERATURES)
     for _ in range(BISECTIONS):
         middle = (low * high).sqrt()
         confidences = (sample / middle).softmax(dim=0).amax(dim=0)
-        is_too_sure = (confidences * counts).sum() > expected.sum()
+        is_too_sure = (confidences * counts).sum() > goal
         low, high = torch.where(is_too_sure, middle, low), torch.where(is_too_sure, high, middle)
     return (low * high).sqrt()
 
