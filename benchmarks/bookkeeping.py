@@ -32,8 +32,9 @@ from selfadapt.journal import Journal
 from selfadapt.progress import ProgressBar
 from selfadapt.protocol import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
 from selfadapt.protocol.domains import Domain
-from selfadapt.protocol.evaluate import Evaluation, Loaded
+from selfadapt.protocol.evaluate import Evaluation
 from selfadapt.protocol.rows import TrialKey
+from selfadapt.protocol.scorer import Loaded
 from selfadapt.protocol.trials import Trial, trial_of
 from selfadapt.result import Result
 

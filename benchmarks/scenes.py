@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from street import open_domain, open_network, read_pairs
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from selfadapt.baselines import SaNOnly
 from selfadapt.scenes import Picture, nearest, segment_tiles
 
 
-def measure(domain: str, weights: Path, tile: int, every: int, pad: bool, device: str) -> None:
+def measure(domain: str, weights: Path, tile: int, every: int, device: str) -> None:
     """Print a line for each method."""
     model = open_network(None, weights).to(device)
     methods = {
@@ -40,8 +39,6 @@ def measure(domain: str, weights: Path, tile: int, every: int, pad: bool, device
     for name, method in methods.items():
         agreements, counts, seconds = [], torch.zeros(2, 3, 13), [0.0, 0.0]
         for image, label in read_pairs(dataset, scale, every):
-            if pad:
-                image = F.pad(image[None], (0, 1, 0, 1), mode="replicate")[0]
             start = time.perf_counter()
             whole = method(image.to(device)).label.cpu().numpy().astype(np.uint8)
             middle = time.perf_counter()
@@ -75,9 +72,6 @@ if __name__ == "__main__":
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--tile", type=int, default=641)
     parser.add_argument("--every", type=int, default=5)
-    parser.add_argument(
-        "--pad", action="store_true", help="add a row and a column: upsampling stretches no map"
-    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    measure(args.domain, args.weights, args.tile, args.every, args.pad, args.device)
+    measure(args.domain, args.weights, args.tile, args.every, args.device)

@@ -25,6 +25,8 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 PROGRAMS = DOCS / "service.md"
 """Its requests need a server."""
+CLUSTER = DOCS / "cluster.md"
+"""Its code needs a cluster, see ``test_cluster.py``."""
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
 LOADING = {"script": "src", "img": "src", "source": "src", "iframe": "src", "link": "href"}
 """Tags that load something, and where they say what."""
@@ -145,7 +147,9 @@ def test_what_the_page_on_programs_shows_is_answered(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in PAGES if p != PROGRAMS], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p not in (PROGRAMS, CLUSTER)], ids=lambda page: page.stem
+)
 def test_what_a_page_shows_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,9 @@ from selfadapt.models import create_model, save_model
 from selfadapt.progress import ProgressBar
 from selfadapt.protocol import DomainConfig, EvaluateConfig, MethodConfig, NetworkConfig
 from selfadapt.protocol.domains import Domain, open_domains
-from selfadapt.protocol.evaluate import Evaluation, Loaded
+from selfadapt.protocol.evaluate import Evaluation
 from selfadapt.protocol.rows import TrialKey, counts_of
+from selfadapt.protocol.scorer import Loaded
 from selfadapt.protocol.trials import Trial, trial_of
 
 pytestmark = [

@@ -9,7 +9,18 @@ import selfadapt
 
 ROOT = Path(selfadapt.__file__).parent
 ROWS = [
-    {"patterns", "checks", "devices", "files", "optional", "pseudo", "version", "views", "copying"},
+    {
+        "patterns",
+        "checks",
+        "devices",
+        "files",
+        "optional",
+        "pseudo",
+        "version",
+        "views",
+        "copying",
+        "addresses",
+    },
     {
         "labels",
         "recipes",
@@ -34,6 +45,7 @@ ROWS = [
     {"methods"},
     {"forecast"},
     {"predict", "train", "protocol", "bench", "export"},
+    {"ray"},
     {"report", "app", "demo"},
     {"cli"},
 ]

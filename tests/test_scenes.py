@@ -65,18 +65,17 @@ def write_raster(path: Path, image: Any, **options: Any) -> Path:
 
 @given(
     length=st.integers(1, 700), tile=st.integers(128, 300), overlap=st.integers(8, 100),
-    alignment=st.sampled_from([1, 8, 32]), is_equal=st.booleans(),
+    alignment=st.sampled_from([1, 8, 32]),
 )  # fmt: skip
 @settings(max_examples=200, deadline=None)
 def test_weights_of_tiles_sum_up_to_one(
-    length: int, tile: int, overlap: int, alignment: int, is_equal: bool
+    length: int, tile: int, overlap: int, alignment: int
 ) -> None:
-    grid = Grid((length, 1), (tile, 1 + tile), overlap, alignment, is_equal)
+    grid = Grid((length, 1), (tile, 1 + tile), overlap, alignment)
     overlap = min(overlap, 3 * tile // 8)
     total = torch.zeros(length)
     for span in grid.rows:
-        assert span.start % alignment == 0 or (is_equal and span.is_last)
-        assert not is_equal or span.stop - span.start == min(tile, length)
+        assert span.start % alignment == 0
         assert span.start <= span.first < span.last <= min(span.stop, length)
         total[span.first : span.last] += span.weights()
     torch.testing.assert_close(total, torch.ones(length))
@@ -131,11 +130,11 @@ def test_tiles_equal_the_whole_image_where_the_network_sees_as_much(tmp_path: Pa
 @pytest.mark.parametrize("mode", ["paper", "official", "auto"])
 def test_tiles_agree_with_the_whole_image(mode: Any, tmp_path: Path) -> None:
     """The image fits whole: the network adapts to all of it, and is then used on tiles."""
-    image = nn.functional.pad(street(rows=3)[None], (0, 1, 0, 1), mode="replicate")[0]
+    image = street(rows=3)
     model = selfadapt.open_model("streets")
     method = selfadapt.SelfAdapt(model, mode=mode, steps=2, compare=False)
-    maps = segment_tiles(method, Picture(image), tmp_path / "work", tile=321, overlap=160)
-    assert maps.notes[-1] == "adapted to once, and segmented in 6 tiles of 321x321 pixels"
+    maps = segment_tiles(method, Picture(image), tmp_path / "work", tile=320, overlap=160)
+    assert maps.notes[-1] == "adapted to once, and segmented in 4 tiles of 320x320 pixels"
     whole = (method.adapt(image) if mode == "auto" else method)(image)
     assert np.mean(maps.label == whole.label.numpy()) >= 0.99
 
@@ -464,7 +463,7 @@ def test_photographs_in_tiles_lose_nothing(tmp_path: Path) -> None:
         "deeplabv1_resnet50", classes="cityscapes-19", weights=weights, **options
     )
     with PILImage.open(photo) as picture:
-        image = picture.convert("RGB").resize((961, 721))
+        image = picture.convert("RGB").resize((960, 720))
     method = selfadapt.create_method("san", model, compare=False)
-    maps = segment_tiles(method, Picture(image), tmp_path / "work", tile=641)
+    maps = segment_tiles(method, Picture(image), tmp_path / "work", tile=640)
     assert np.mean(maps.label == method(image).label.numpy()) >= 0.99

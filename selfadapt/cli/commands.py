@@ -2,6 +2,7 @@
 
 from argparse import Action
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import shtab
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
+from selfadapt.ray import Cluster
 from selfadapt.recipes import Kind
 
+NEAREST = "nearest"
+"""Value of ``--ray`` without an address."""
 RECIPE_COMMANDS: dict[str, Kind] = {"train": "train", "evaluate": "evaluate", "tune": "evaluate"}
 
 
@@ -36,10 +40,10 @@ class Parser(ArgumentParser):
         return script.replace("complete -o bashdefault", "complete -o bashdefault -o default")
 
 
-def output_arguments(parser: ArgumentParser) -> None:
+def output_arguments(parser: ArgumentParser, kind: type = Path) -> None:
     """Add the flags for the output folder."""
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="DIR", help="Output folder."
+        "-o", "--output", type=kind, required=True, metavar="DIR", help="Output folder."
     )
     parser.add_argument("--overwrite", action="store_true", help="Replace existing files.")
 
@@ -62,6 +66,29 @@ def shard_argument(parser: ArgumentParser) -> None:
         metavar="I/N",
         help="Process the I-th of N shares of the images; start one process for each share.",
     )
+
+
+def ray_argument(parser: ArgumentParser) -> None:
+    """Add the flag that runs a command on a Ray cluster."""
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const=NEAREST,
+        metavar="ADDRESS",
+        help="Let the workers of a Ray cluster process the images; without ADDRESS on the cluster "
+        "of RAY_ADDRESS or of this machine, which is started if there is none.",
+    )
+
+
+def ray_cluster(
+    args: Namespace, device: str, threads: int
+) -> AbstractContextManager[Cluster | None]:
+    """Return the cluster that ``--ray`` asks for; None without it."""
+    if args.ray is None:
+        return nullcontext()
+    if args.shard != "1/1":
+        raise ValueError("the workers of --ray take what they can: leave out --shard")
+    return Cluster(None if args.ray == NEAREST else args.ray, device, threads)
 
 
 def recipe_argument(parser: ArgumentParser) -> None:

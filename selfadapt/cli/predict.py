@@ -3,18 +3,23 @@
 import json
 import sys
 from argparse import SUPPRESS
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
+from selfadapt.addresses import is_address
 from selfadapt.cli.commands import (
     Command,
     complete_files,
     json_argument,
     output_arguments,
+    ray_argument,
+    ray_cluster,
     shard_argument,
 )
 from selfadapt.cli.model_flags import (
@@ -26,10 +31,12 @@ from selfadapt.cli.model_flags import (
 )
 from selfadapt.devices import refuse_torchrun
 from selfadapt.engine import RECORD_AT
+from selfadapt.labels import Classes
 from selfadapt.method import UNLIKE
 from selfadapt.models.spec import fingerprint
 from selfadapt.models.trained import OTHER_NETWORKS, trained_on
 from selfadapt.optional import import_optional
+from selfadapt.own import is_own
 from selfadapt.predict import (
     DEFAULT,
     IMAGES_ONLY,
@@ -42,7 +49,10 @@ from selfadapt.predict import (
     check_outputs,
     find_inputs,
 )
+from selfadapt.predict.remote import FileSegmenter, RemoteFolder, find_remote
+from selfadapt.predict.run import SegmentFiles
 from selfadapt.progress import ProgressBar
+from selfadapt.ray import Cluster, PredictWorker
 from selfadapt.runs import Shard
 
 SCALED = "segmented at "
@@ -57,7 +67,8 @@ def _predict_arguments(parser: ArgumentParser) -> None:
         nargs="*",
         default=SUPPRESS,
         metavar="IMAGE",
-        help="Images, videos, folders of them, or patterns in quotes: 'day*/**/*.png'.",
+        help="Images, videos, folders of them, or patterns in quotes: 'day*/**/*.png'; images also "
+        "at addresses: 's3://bucket/day*/*.png', gs://, https:// ...",
     )
     complete_files(images)
     parser.add_argument(
@@ -66,7 +77,7 @@ def _predict_arguments(parser: ArgumentParser) -> None:
         help="YAML file with values for these flags. Flags given on the command line override it.",
     )
     model_arguments(parser, several="of --method ensemble")
-    output_arguments(parser)
+    output_arguments(parser, str)
     kinds = "; ".join(f"{kind}: {text}" for kind, text in OUTPUTS.items())
     parser.add_argument(
         "--outputs", nargs="+", default=list(DEFAULT), metavar="KIND", help=f"{kinds}."
@@ -84,6 +95,7 @@ def _predict_arguments(parser: ArgumentParser) -> None:
         help="Bands of georeferenced images to take, from 1; by default red, green and blue.",
     )  # fmt: skip
     shard_argument(parser)
+    ray_argument(parser)
     parser.add_argument(
         "--explain", action="store_true",
         help="Print first which layers adapt and why, what is assumed, which optimizations run.",
@@ -97,12 +109,28 @@ def _predict_arguments(parser: ArgumentParser) -> None:
 
 def _predict(args: Namespace) -> int:
     outputs = check_outputs(as_list(args.outputs))
-    patterns = as_list(args.get("images"))
+    patterns = [text.removeprefix("file://") for text in as_list(args.get("images"))]
+    args.output = args.output.removeprefix("file://")
     if not patterns:
         raise ValueError("at least one IMAGE is needed: a file, a folder or a pattern")
     refuse_torchrun("predict")
-    folder = PredictFolder(args.output, outputs, Shard.parse(args.shard))
-    inputs = folder.plan(find_inputs(patterns), overwrite=args.overwrite)
+    shard = Shard.parse(args.shard)
+    inputs = find_inputs(p for p in patterns if not is_address(p))
+    inputs += find_remote(p for p in patterns if is_address(p))
+    is_remote = is_address(args.output) or any(is_address(item.file) for item in inputs)
+    if any(item.is_video for item in inputs) and (is_remote or args.ray):
+        raise ValueError(
+            "videos need a run of their own, without --ray and with files on a disk; --shard "
+            "shares their frames with other machines"
+        )
+    folder: PredictFolder
+    if not is_address(args.output):
+        folder = PredictFolder(Path(args.output), outputs, shard)
+    elif shard.total > 1:
+        raise ValueError("--shard needs a folder on a disk; use --ray for an output at an address")
+    else:
+        folder = RemoteFolder(args.output, outputs)
+    inputs = folder.plan(inputs, overwrite=args.overwrite)
     if any(item.is_video for item in inputs):
         if images_only := IMAGES_ONLY & set(outputs):
             raise ValueError(
@@ -110,6 +138,9 @@ def _predict(args: Namespace) -> int:
                 "among the inputs: leave out one of the two"
             )
         import_optional("av", "video")
+    workers = ray_cluster(args, args.device, torch.get_num_threads())
+    if args.ray:
+        args.device = "cpu"  # the workers have the GPUs
     method, classes, networks = open_method(args, compare="panel" in outputs)
     large = LargeImages(method, args.large, args.bands)
     identity = {
@@ -122,7 +153,7 @@ def _predict(args: Namespace) -> int:
     }
     if args.explain:
         print(method.explain(), file=sys.stderr)
-    with folder:
+    with folder, workers as cluster:
         folder.start(identity, inputs, overwrite=args.overwrite)
         with (
             closing(folder.journal(FileKey)) as journal,
@@ -136,12 +167,39 @@ def _predict(args: Namespace) -> int:
                 activity = activity or ("preparing" if preparing else args.method)
                 bar.update(done, total, name=activity)
 
-            run = PredictRun(folder, journal, method, classes, inputs, show_progress, large)
+            segment_files: SegmentFiles | None = None
+            if cluster is not None:
+                _start_workers(cluster, args, networks, classes, folder)
+                segment_files = partial(cluster.map, "segment")
+            elif is_remote:
+                segment_files = FileSegmenter(method, classes, outputs, large).segment_files
+            run = PredictRun(
+                folder, journal, method, classes, inputs, show_progress, large, segment_files
+            )
             if not args.quiet and not args.json:
-                for line in (*trained_on(networks), *run.forecast(args.method)):
+                lines = [] if cluster else run.forecast(args.method)
+                for line in (*trained_on(networks), *lines):
                     print(line, file=sys.stderr, flush=True)
             summary = run()
     return _print_summary(summary, args)
+
+
+def _start_workers(
+    cluster: Cluster,
+    args: Namespace,
+    networks: Sequence[Any],
+    classes: Classes,
+    folder: PredictFolder,
+) -> None:
+    given = given_settings(args)
+    settings = {**given, "compare": "panel" in folder.kinds}
+    path = None if isinstance(folder, RemoteFolder) else folder.path.absolute()
+    named = {"method": args.method, **{kind: given.get(kind) for kind in ("loss", "step")}}
+    own = [(name, kind) for kind, name in named.items() if is_own(name)]
+    cluster.start(
+        PredictWorker, networks, args.method, settings, own, classes, folder.kinds,
+        (args.large, args.bands), path, cluster.device, torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def _print_summary(summary: Summary, args: Namespace) -> int:

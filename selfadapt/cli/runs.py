@@ -12,12 +12,15 @@ from selfadapt.cli.commands import (
     complete_files,
     json_argument,
     output_arguments,
+    ray_argument,
+    ray_cluster,
     recipe_argument,
     shard_argument,
 )
 from selfadapt.protocol import EvaluateConfig, evaluate, read_results
 from selfadapt.protocol.folder import read_record
 from selfadapt.protocol.summary import print_summary, summary
+from selfadapt.ray import EvaluateWorkers
 from selfadapt.report import write_report
 from selfadapt.runs import Shard
 from selfadapt.train import TrainConfig, train
@@ -49,22 +52,25 @@ def _evaluate_arguments(parser: ArgumentParser) -> None:
         help="Run your own code: networks at MODULE:FUNCTION, methods at MODULE:CLASS.",
     )
     shard_argument(parser)
+    ray_argument(parser)
     json_argument(parser)
     parser.add_class_arguments(EvaluateConfig)
 
 
 def _evaluate(args: Namespace, *, only_tune: bool = False) -> int:
     config = EvaluateConfig(**{f.name: args[f.name] for f in fields(EvaluateConfig)})
-    folder = evaluate(
-        config,
-        args.output,
-        overwrite=args.overwrite,
-        retry=args.retry,
-        only_tune=only_tune,
-        trust=args.trust,
-        log=lambda line: None if args.json else print(line, file=sys.stderr, flush=True),
-        shard=Shard.parse(args.shard),
-    )
+    with ray_cluster(args, config.device, config.threads) as cluster:
+        folder = evaluate(
+            config,
+            args.output,
+            overwrite=args.overwrite,
+            retry=args.retry,
+            only_tune=only_tune,
+            trust=args.trust,
+            log=lambda line: None if args.json else print(line, file=sys.stderr, flush=True),
+            shard=Shard.parse(args.shard),
+            workers=EvaluateWorkers(cluster, args.trust) if cluster else None,
+        )
     results = read_results(folder)
     missing = 0 if only_tune else results.num_missing(read_record(folder)["images"])
     if not args.json:

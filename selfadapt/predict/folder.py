@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -82,7 +82,7 @@ class PredictFolder(RunStore):
         """
         folders = {self.path / item.subfolder for item in inputs} | {self.path}
         # Listed before the record is read, which then names what other shares write after this.
-        existing = {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
+        existing = self.existing(folders)
         record, outputs = self._reserved(overwrite=overwrite)
         reserved = record["names"]
         left = [
@@ -116,6 +116,25 @@ class PredictFolder(RunStore):
     def paths(self, item: Input) -> dict[str, Path]:
         """Return the output paths of a file by kind."""
         return output_paths(self.base(item), self.kinds, video=item.is_video, raster=item.is_raster)
+
+    def target(self, item: Input) -> str:
+        """Return the absolute path that the outputs of a file begin with."""
+        return os.path.abspath(self.base(item))
+
+    def exists(self, path: Path) -> bool:
+        """Return True if an output exists."""
+        return path.exists()
+
+    def update(self) -> None:
+        """List the files again, if they were listed."""
+
+    def existing(self, folders: Iterable[Path]) -> set[Path]:
+        """Return what is in some folders."""
+        return {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
+
+    def shown(self, name: str) -> str:
+        """Return the name in messages of a file in the folder."""
+        return str(self.path / name)
 
     def frames(self, item: Input) -> Path:
         """Return the folder for the masks of a video's frames until all frames are done."""
@@ -186,11 +205,11 @@ class PredictFolder(RunStore):
         outputs |= {os.path.realpath(self.path / name) for name in SHARED_FILES}
         for item in inputs:
             if os.path.realpath(item.path) in outputs:
-                raise ValueError(f"the input {item.path} would be replaced by an output")
+                raise ValueError(f"the input {item.shown} would be replaced by an output")
             longest = max(len(os.fsencode(path.name)) for path in self.paths(item).values())
             if longest > MAX_NAME_BYTES:
                 raise ValueError(
-                    f"the name of {item.path} is too long: the names of its outputs would have "
+                    f"the name of {item.shown} is too long: the names of its outputs would have "
                     f"{longest} bytes, and at most {MAX_NAME_BYTES} are possible; rename it or "
                     "leave it out"
                 )
@@ -202,9 +221,9 @@ class PredictFolder(RunStore):
         for folder in ("rows", "frames", "tiles"):
             shutil.rmtree(self.work / folder, ignore_errors=True)
 
-    def _remove_parts(self) -> None:
+    def remove_parts(self) -> None:
         """Remove temporary files that killed processes of this run have left."""
-        super()._remove_parts()
+        super().remove_parts()
         bases = [Path(os.path.abspath(self.path / name)) for name in self.names.values()]
         labels = {base.with_name(f"{base.name}_label") for base in bases}
         folders = {base.parent for base in bases} | {path for path in labels if path.is_dir()}
@@ -237,7 +256,7 @@ def choose_names(inputs: Sequence[Input], reserved: Mapping[str, str]) -> dict[s
         name = reserved.get(item.file, name)
         if owners.setdefault(name, item.file) != item.file:
             raise ValueError(
-                f"{owners[name]} and {item.path} would be written to the same files; segment them "
+                f"{owners[name]} and {item.shown} would be written to the same files; segment them "
                 "into two folders, or give a pattern with **, which keeps their subfolders"
             )
         names[item.file] = name

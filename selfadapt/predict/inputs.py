@@ -34,6 +34,11 @@ class Input:
         return os.path.abspath(self.path)
 
     @property
+    def shown(self) -> str:
+        """Its name in messages."""
+        return str(self.path)
+
+    @property
     def is_video(self) -> bool:
         """Whether the file is a video."""
         return self.path.suffix.lower() in VIDEOS

@@ -8,7 +8,7 @@ the videos whose frames are spread over several shares.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,6 +24,7 @@ from selfadapt.predict.folder import TABLE, FileKey, PredictFolder
 from selfadapt.predict.frames import VideoWork
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import write_classes
+from selfadapt.predict.remote import FileJob
 from selfadapt.predict.scene import LargeImages
 from selfadapt.predict.stream import UnitOutcome, attempt, predict, stream
 from selfadapt.predict.table import append_to_table, write_table
@@ -35,6 +36,8 @@ MAX_SIZE_SAMPLES = 200
 """Maximum number of files whose size is read to estimate the time of a run."""
 ShowProgress = Callable[[int, int, str], None]
 """Called with the numbers of finished and of all images and frames, and the current activity."""
+SegmentFiles = Callable[[Sequence[FileJob]], Iterator[tuple[FileJob, UnitOutcome]]]
+"""Segments images, and yields the outcome of each once its outputs are written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ class Summary:
     """Notes, each with the files it applies to."""
     doubtful: dict[str, float]
     """Quality of the files whose masks a person should look at, by path, the lowest first."""
-    table: Path
+    table: str
     seconds: float
 
 
@@ -68,6 +71,7 @@ class PredictRun:
         inputs: The files.
         show: Called to show progress.
         large: How images that are too large to be segmented whole are, and georeferenced ones.
+        segment_files: Segments the images in another way than in this thread.
     """
 
     def __init__(
@@ -79,7 +83,9 @@ class PredictRun:
         inputs: Sequence[Input],
         show: ShowProgress = lambda done, total, activity: None,
         large: LargeImages | None = None,
+        segment_files: SegmentFiles | None = None,
     ) -> None:
+        self.segment_files = segment_files
         self.folder, self.journal, self.method = folder, journal, method
         self.classes, self.inputs, self.show = classes, inputs, show
         self.large = LargeImages(method) if large is None else large
@@ -112,11 +118,12 @@ class PredictRun:
             for item in group if is_video else ():
                 self._segment_video(item)
             self._segment_images([item for item in group if not is_video])
+        self.folder.update()
         for item in items:
             if not self._complete(item) and item.file not in self._videos:
                 raise OSError(
-                    f"outputs of {item.path} have disappeared: does another program change "
-                    f"{self.folder.path}? Run the same command again to restore them"
+                    f"outputs of {item.shown} have disappeared: does another program change "
+                    f"{self.folder.shown('')}? Run the same command again to restore them"
                 )
         if self.folder.shard.total > 1:
             self.journal.refresh()
@@ -168,7 +175,7 @@ class PredictRun:
         """Return True if a file is done, and its outputs still exist."""
         succeeded = self.journal.done.get(self._keys[item.file])
         paths = self.folder.paths(item).values()
-        return succeeded is not None and (not succeeded or all(path.exists() for path in paths))
+        return succeeded is not None and (not succeeded or all(map(self.folder.exists, paths)))
 
     def _is_done(self, item: Input) -> bool:
         return self._keys[item.file] in self.journal.done
@@ -182,7 +189,17 @@ class PredictRun:
             return 1
         return max(1, guess_num_frames(item.path) // self.folder.shard.total)
 
+    def _job(self, item: Input) -> FileJob:
+        target, tiles = self.folder.target(item), self.folder.tiles(item).absolute()
+        return FileJob(item.file, target, item.shown, self._keys[item.file].stamp, str(tiles))
+
     def _segment_images(self, images: Sequence[Input]) -> None:
+        if self.segment_files is not None:
+            jobs = [self._job(item) for item in images]
+            for job, outcome in self.segment_files(jobs):
+                self._record(self._keys[job.file], outcome)
+            self.folder.remove_parts()  # of workers that were killed
+            return
         by_path = {item.path: item for item in images}
         bases = [self.folder.base(item) for item in images]
         scenes: list[Input] = []
@@ -281,10 +298,10 @@ class PredictRun:
         doubtful: dict[str, float] = {}
         for item, row in current:
             for note in row.get("notes", ()):
-                notes.setdefault(note, []).append(str(item.path))
+                notes.setdefault(note, []).append(item.shown)
             quality = row.get("quality")
             if quality is not None and quality < LOW_QUALITY:
-                doubtful[str(item.path)] = quality
+                doubtful[item.shown] = quality
         self._write_table(rows)
         number = next((len(row["shares"]) for row in rows.values() if "shares" in row), 0)
         if number:
@@ -294,10 +311,10 @@ class PredictRun:
             num_files=len(current),
             num_earlier=num_earlier,
             num_left=sum(not self._is_done(item) for item in self.inputs),
-            failures={str(item.path): row["error"] for item, row in current if "error" in row},
+            failures={item.shown: row["error"] for item, row in current if "error" in row},
             notes=notes,
             doubtful=dict(sorted(doubtful.items(), key=lambda item: item[1])),
-            table=self.folder.path / TABLE,
+            table=self.folder.shown(TABLE),
             seconds=time.monotonic() - start,
         )
 

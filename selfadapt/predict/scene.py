@@ -155,7 +155,7 @@ class LargeImages:
 
     def is_scene(self, item: Input) -> bool:
         """Return True if a file is georeferenced, or to be segmented in tiles."""
-        if not isinstance(self.method, Method):
+        if not isinstance(self.method, Method) or not item.path.is_file():  # a pipe would block
             return False
         try:
             return item.is_raster or prod(read_image_size(item.path)) > self.max_pixels()

@@ -13,28 +13,20 @@ writes the tables.
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from selfadapt.data import Sample
 from selfadapt.devices import cpu_threads, find_device, refuse_torchrun
-from selfadapt.engine import described
-from selfadapt.engine.counting import count_pixels
 from selfadapt.forecast import image_seconds, is_short
-from selfadapt.images import read_image, rescale
 from selfadapt.journal import Journal, Row
-from selfadapt.labels import predicted_names
-from selfadapt.methods import Segments
-from selfadapt.metrics import Counts, iou, to_class_space
-from selfadapt.optional import without_unsafe_advice
+from selfadapt.metrics import Counts, iou
 from selfadapt.prefetch import num_readers, prefetch
 from selfadapt.progress import ProgressBar, duration
 from selfadapt.protocol.domains import Domain, open_domains
@@ -42,7 +34,8 @@ from selfadapt.protocol.folder import EvaluationFolder
 from selfadapt.protocol.pictures import draw_pictures
 from selfadapt.protocol.recipe import EvaluateConfig, MethodConfig
 from selfadapt.protocol.results import read_results
-from selfadapt.protocol.rows import TrialKey, counts_of, row_of
+from selfadapt.protocol.rows import TrialKey, counts_of
+from selfadapt.protocol.scorer import Loaded, ScoreJob, Scorer, Workers
 from selfadapt.protocol.tables import write_tables
 from selfadapt.protocol.trials import (
     Trial,
@@ -54,16 +47,12 @@ from selfadapt.protocol.trials import (
     trial_of,
 )
 from selfadapt.protocol.tune import Choice, choose, num_candidates
-from selfadapt.result import Result
 from selfadapt.runs import WHOLE, Shard
 
 IOU_INTERVAL_S = 0.5
 """Seconds between two updates of the mean IoU so far."""
 LONG_RUN_S = 600.0
 """Duration of a run from which on the forecast says how to shorten it."""
-MAX_PAUSE_S = 0.05
-"""Maximum pause in seconds, on a GPU, before the row of an image is computed: in the middle of the
-next image, its thread waits for the GPU, and needs neither Python nor the driver."""
 
 
 def evaluate(
@@ -76,6 +65,7 @@ def evaluate(
     trust: bool = False,
     shard: Shard = WHOLE,
     log: Callable[[str], None] = lambda line: None,
+    workers: Workers | None = None,
 ) -> Path:
     """Evaluate, or continue an evaluation that was stopped.
 
@@ -90,12 +80,13 @@ def evaluate(
             ``MODULE:CLASS``.
         shard: The share of the images to segment. Tables are written when all shares are done.
         log: Called with a line on the expected time, before the first image.
+        workers: Segment the images instead of this process, whose networks stay on the CPU.
 
     Returns:
         The folder.
     """
     refuse_torchrun("evaluate")
-    device = find_device(config.device)
+    device = find_device("cpu" if workers else config.device)
     config = load_own_code(config, trust)
     check_training(config)
     domains = open_domains(config)
@@ -108,9 +99,13 @@ def evaluate(
     check_trials(config, models)
     threads = cpu_threads(config.threads) if device.type == "cpu" else nullcontext()
     with EvaluationFolder(Path(folder), shard) as store, threads:
-        store.start(config, models, domains, device, overwrite=overwrite, retry=retry)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        name = workers.device_name if workers else name
+        store.start(config, models, domains, name, overwrite=overwrite, retry=retry)
         with closing(store.journal(TrialKey)) as journal:
-            run = Evaluation(config, domains, models, journal, shard)
+            if workers is not None:
+                workers.start(config, domains, models)
+            run = Evaluation(config, domains, models, journal, shard, workers)
             if line := run.forecast(only_tune=only_tune):
                 log(line)
             choices = run.tune()
@@ -126,33 +121,20 @@ def evaluate(
     return store.path
 
 
-class Loaded(NamedTuple):
-    """An image and its label, ready to be segmented and scored."""
-
-    sample: Sample
-    image: Tensor
-    label: Tensor
-    sizes: list[int] | None = None
-    """Sizes of the two files in bytes; None for rendered images."""
-
-
-class Evaluation:
+class Evaluation(Scorer):
     """One evaluation, or a share of it."""
 
     def __init__(
         self,
         config: EvaluateConfig,
         domains: Sequence[Domain],
-        models: dict[str, Any],
+        models: Mapping[str, Any],
         journal: Journal[TrialKey],
         shard: Shard = WHOLE,
+        workers: Workers | None = None,
     ) -> None:
-        self.config, self.domains, self.models = config, domains, models
-        self.journal, self.shard = journal, shard
-        self._methods: dict[str, Segments] = {}
-        self._device = next(next(iter(models.values())).parameters()).device
-        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        self._counted: Tensor | None = None  # the last map, whose pixels are counted on that stream
+        super().__init__(config, domains, models)
+        self.journal, self.shard, self.workers = journal, shard, workers
 
     def tune(self) -> dict[str, Choice]:
         """Tune the settings of every method; return the choices by label."""
@@ -171,7 +153,7 @@ class Evaluation:
     def forecast(self, *, only_tune: bool) -> str | None:
         """Return a line on the expected time; None if it is unknown, as on a GPU."""
         times: dict[str, float] = {}
-        for domain in self.domains[: 1 if only_tune else None]:
+        for domain in self.domains[: 1 if only_tune else None] if self.workers is None else ():
             try:
                 size = domain.usual_size()
             except (ValueError, OSError):  # reported when it is read
@@ -183,7 +165,7 @@ class Evaluation:
                 tried = num_candidates(method) if domain is self.domains[0] else 0
                 if not only_tune:
                     tried = max(tried, 1) + sum(map(len, method.sweep.values()))
-                seconds = image_seconds(self._method(trial_of(self.config, method)), size)
+                seconds = image_seconds(self.method(trial_of(self.config, method)), size)
                 if seconds is None:
                     return None
                 total, num_trials = total + seconds * tried, num_trials + tried
@@ -228,9 +210,8 @@ class Evaluation:
         confusion = np.zeros(num_classes**2, np.int64)  # of the last trial, to show its mean IoU
         shown_at = float("-inf")
 
-        def write_row(compute_row: Callable[[], Row], trial: Trial) -> None:
+        def write_row(row: Row, trial: Trial) -> None:
             nonlocal confusion, shown_at
-            row = compute_row()
             self.journal.write(row)
             if trial is trials[-1] and "error" not in row:
                 confusion += row["confusion"]
@@ -240,112 +221,43 @@ class Evaluation:
                     progress.update(note=f"mIoU {100 * float(iou(counts).nanmean()):.1f}")
             progress.advance()
 
+        def compute_and_write(compute_row: Callable[[], Row], trial: Trial) -> None:
+            write_row(compute_row(), trial)
+
+        if self.workers is not None:
+            index = self.domains.index(domain)
+            jobs = [ScoreJob(index, n, self._missing(domain, n, trials)) for n in missing]
+            for job, rows in self.workers.rows(jobs):
+                if isinstance(rows, ValueError):
+                    keys = [
+                        TrialKey(domain.label, domain.names[job.number], t.key) for t in job.trials
+                    ]
+                    rows = [self.failed(key, str(rows)) for key in keys]
+                for trial, row in zip(job.trials, rows, strict=True):
+                    write_row(row, trial)
+            return
         with ThreadPoolExecutor(1) as row_writer:  # works while a GPU segments the next image
             written = row_writer.submit(lambda: None)
             for number, loaded in self._read(domain, missing):
                 if self.shard.total > 1:
                     self.journal.refresh()
                 for trial in self._missing(domain, number, trials):
-                    compute_row = self._segment(domain, number, loaded, trial)
+                    compute_row = self.score(domain, number, loaded, trial)
                     if self._stream is None:  # a CPU is busy with the network anyway
-                        write_row(compute_row, trial)
+                        write_row(compute_row(), trial)
                     else:
                         written.result()
-                        written = row_writer.submit(write_row, compute_row, trial)
+                        written = row_writer.submit(compute_and_write, compute_row, trial)
             written.result()
         self._counted = None
-
-    def load(self, domain: Domain, number: int) -> Loaded:
-        """Read an image, scaled as in the recipe, and its label."""
-        sample = domain.data[number]
-        image = read_image(rescale(sample.image, domain.config.scale))
-        label = torch.from_numpy(sample.label)
-        if self._stream is not None:  # pinned memory is copied to a GPU faster
-            image, label = image.pin_memory(), label.pin_memory()
-        return Loaded(sample, image, label, domain.file_sizes(number))
 
     def _read(
         self, domain: Domain, numbers: Sequence[int]
     ) -> Iterator[tuple[int, Loaded | Exception]]:
         """Yield images with labels, by their number."""
-
-        def read(number: int) -> Loaded | Exception:
-            try:
-                return self.load(domain, number)
-            except (ValueError, OSError) as error:
-                return error
-
+        read = partial(self.load_or_error, domain)
         with closing(prefetch(read, numbers, num_readers())) as pairs:
             yield from zip(numbers, pairs, strict=True)
-
-    def predict(self, domain: Domain, loaded: Loaded, trial: Trial) -> tuple[Tensor, Result]:
-        """Return the probabilities of the scored classes, and the method's result."""
-        with _autocast(trial.precision, self.models[trial.networks[0]]):
-            result = self._method(trial)(loaded.image)
-        size = loaded.label.shape
-        probs = result.probs.float()
-        if probs.shape[-2:] != size:
-            probs = F.interpolate(probs[None], size, mode="bilinear", align_corners=False)[0]
-        classes = predicted_names(self.models[trial.networks[0]].spec.classes, len(probs))
-        return to_class_space(probs, classes, domain.data.space), result
-
-    def _segment(
-        self, domain: Domain, number: int, loaded: Loaded | Exception, trial: Trial
-    ) -> Callable[[], Row]:
-        """Segment an image; return a function that counts its pixels and returns the row."""
-        key = TrialKey(domain.label, domain.names[number], trial.key)
-        if isinstance(loaded, Exception):
-            unreadable = self._failed(key, str(loaded))
-            return lambda: unreadable
-        if self._stream is not None:
-            torch.cuda.reset_peak_memory_stats(self._device)
-        try:
-            probs, result = self.predict(domain, loaded, trial)
-        except torch.OutOfMemoryError as error:
-            raise torch.OutOfMemoryError(f"{key.domain}, {key.image}, {trial.method}") from error
-        except (OSError, MemoryError):
-            raise
-        except Exception as error:  # raised by the network
-            if self._stream is not None:
-                torch.cuda.synchronize(self._device)  # raises again if the GPU itself has failed
-            failed = self._failed(key, _reason(trial, error))
-            return lambda: failed
-        megabytes = None if self._stream is None else self._peak(probs)
-        # So that the other maps of the result are freed:
-        seconds, notes, quality = result.seconds, result.notes, result.quality
-
-        def compute_row() -> Row:
-            if self._stream is not None:
-                time.sleep(min(seconds / 2, MAX_PAUSE_S))
-            try:
-                with torch.cuda.stream(self._stream):
-                    counts = count_pixels(loaded.label.to(probs.device, non_blocking=True), probs)
-            except ValueError as error:
-                return self._failed(key, _reason(trial, error))
-            return row_of(key, counts, seconds, megabytes, notes, loaded.sizes, quality)
-
-        return compute_row
-
-    def _peak(self, probs: Tensor) -> float:
-        """Wait for the map of an image, and return the peak GPU memory of the image in MiB.
-
-        The map of the previous image, in memory all the time, is subtracted and then freed.
-        """
-        torch.cuda.current_stream(self._device).synchronize()
-        memory = torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
-        previous = 0 if self._counted is None else self._counted.untyped_storage().nbytes()
-        self._counted = probs
-        return (memory["peak"] - previous) / 2**20
-
-    def _failed(self, key: TrialKey, reason: str) -> Row:
-        if self.config.unreadable == "stop":
-            raise ValueError(f"{key.domain}, {key.image}: {reason}; finished rows are kept")
-        return {**key._asdict(), "error": reason}
-
-    def _method(self, trial: Trial) -> Segments:
-        if trial.key not in self._methods:
-            self._methods[trial.key] = trial.build(self.models)
-        return self._methods[trial.key]
 
     def _missing(self, domain: Domain, number: int, trials: Sequence[Trial]) -> list[Trial]:
         """Return the trials for which an image has no row."""
@@ -379,13 +291,3 @@ class Evaluation:
                 f"scored{f' ({sorted(reasons)[0]})' if reasons else ''}"
             )
         return scores
-
-
-def _reason(trial: Trial, error: Exception) -> str:
-    return f"{trial.method} failed: {without_unsafe_advice(described(error))}"
-
-
-def _autocast(precision: str, model: Any) -> torch.autocast:
-    device = next(model.parameters()).device.type
-    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return torch.autocast(device, kinds.get(precision), enabled=precision in kinds)

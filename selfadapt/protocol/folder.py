@@ -45,7 +45,7 @@ class EvaluationFolder(RunStore):
         config: EvaluateConfig,
         models: Mapping[str, Any],
         domains: Sequence[Domain],
-        device: torch.device,
+        device: str,
         *,
         overwrite: bool,
         retry: bool,
@@ -72,7 +72,7 @@ class EvaluationFolder(RunStore):
             "images": {domain.label: len(domain.data) for domain in domains},
             "notes": notes,
             "torch": torch.__version__,
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "device": device,
         }
         self.open(identity, details, overwrite=overwrite)
         has_changed = _change_test(domains)

@@ -17,6 +17,7 @@ from selfadapt.images import colored
 from selfadapt.labels import class_colors
 from selfadapt.protocol.folder import drawn_pictures
 from selfadapt.protocol.results import Results
+from selfadapt.protocol.scorer import ScoreJob
 from selfadapt.pseudo import IGNORE
 
 if TYPE_CHECKING:
@@ -65,13 +66,12 @@ def draw_pictures(folder: Path, results: Results, run: Evaluation) -> None:
             path = folder / "pictures" / name
             if path in earlier:
                 continue
-            loaded = run.load(domain, numbers[image])
-            maps = [
-                run.predict(domain, loaded, results.trial(method))[0].argmax(dim=0).cpu()
-                for method in (reference, label)
-            ]
+            trials = [results.trial(method) for method in (reference, label)]
+            job = ScoreJob(run.domains.index(domain), numbers[image], trials)
+            maps = (run.workers or run).labels(job)
+            sample = domain.data[job.number]
             with atomic_write(path) as temporary:
-                _panel(loaded.sample, maps, results).save(temporary, format="PNG", optimize=True)
+                _panel(sample, maps, results).save(temporary, format="PNG", optimize=True)
     with atomic_write(folder / "pictures" / "index.json") as temporary:
         temporary.write_text(json.dumps([picture._asdict() for picture in drawn], indent=1) + "\n")
     for path in earlier - {folder / "pictures" / picture.file for picture in drawn}:

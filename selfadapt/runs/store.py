@@ -122,6 +122,8 @@ class RunStore:
     def __init__(self, path: Path, shard: Shard = WHOLE) -> None:
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(f"{self.NAME} needs a folder, but {path} is a file")
+        if path.parts[:1] and path.parts[0].endswith(":"):  # the path that s3://bucket becomes
+            raise ValueError(f"{self.NAME} needs a folder on a disk, got the address {path}")
         self.path, self.shard = path, shard
         self.work = path / self.WORK
         self.rows = self.work / "rows"
@@ -175,7 +177,7 @@ class RunStore:
             if overwrite:
                 self._clear()
             if self.shard.total == 1:
-                self._remove_parts()
+                self.remove_parts()
             if self.shard.total == 1 or not continues:
                 record = {"format": self.FORMAT, "identity": identity, **(details or {})}
                 self.write_json(self.work / RECORD, record)
@@ -209,7 +211,7 @@ class RunStore:
             return True
         if not lock(self._lock):  # the shared lock is lost then
             return False
-        self._remove_parts()
+        self.remove_parts()
         return True
 
     def journal(self, kind: type[K]) -> Journal[K]:
@@ -280,7 +282,8 @@ class RunStore:
             with suppress(OSError):  # it contains other files
                 folder.rmdir()
 
-    def _remove_parts(self) -> None:
+    def remove_parts(self) -> None:
+        """Remove temporary files of killed processes; no other process may write to the run."""
         remove_partial_files(self.work, RECORD)
         remove_partial_files(self.path, *self.OUTPUTS)
 

@@ -9,9 +9,10 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import product
-from math import isqrt, lcm
+from math import isqrt, lcm, log2
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,11 @@ from selfadapt.adapted import Adapted, AdaptError, changes_network
 from selfadapt.copying import private_copy
 from selfadapt.files import atomic_write, make_folder
 from selfadapt.method import Method
-from selfadapt.models.detect import Probe, accepted_size
 from selfadapt.prefetch import prefetch
 from selfadapt.result import ResizedMap, Result
 from selfadapt.scenes.reading import OVERVIEW_PIXELS, Scene
 from selfadapt.scenes.tiles import ALIGNMENT, OVERLAP, Canvas, Grid, Window, num_done
-from selfadapt.views import Size
+from selfadapt.views import Size, size_of
 
 WINDOW_SIDE = 512
 """Side of the windows that a network adapts to: as large as whole images of many datasets."""
@@ -88,18 +88,25 @@ def segment_tiles(
         make_folder(folder)
         with atomic_write(stamp_path) as temporary:
             temporary.write_text(stamp)
-    network = _adapted(method, scene, folder) if changes_network(method) else method
+    network = _adapted(method, scene, folder) if changes_network(method) else copy(method)
+    # Fused kernels and recordings would hide how maps are upsampled.
+    network.engine = copy(network.engine)
+    network.engine.fast = replace(network.fast, kernels=False, graphs=False)
     side = isqrt(method.max_pixels) if tile is None else tile
     if side < MIN_TILE:
         raise AdaptError(f"tiles need max_pixels of {MIN_TILE**2} or more, got {side**2}")
-    grid = _grid(method, scene.size, side, overlap)
+    fixed = method.interface.size
+    alignment = 1 if fixed else lcm(ALIGNMENT, method.interface.divisor or 1)
+    side = side // alignment * alignment
+    grid = Grid(scene.size, fixed or (side, side), overlap, alignment)
     done = num_done(folder)
     canvas = Canvas(folder, grid) if done else None
     show(done, len(grid))
     windows = [grid.window(index) for index in range(done, len(grid))]
     with closing(prefetch(scene.read, windows, readers=1)) as images:
         for index, image in enumerate(images, start=done):
-            probs = network(image).probs
+            with SceneUpsampling(grid.window(index), scene.size):
+                probs = network(image).probs
             canvas = canvas or Canvas(folder, grid, len(probs))
             canvas.add(probs)
             show(index + 1, len(grid))
@@ -141,33 +148,43 @@ def nearest(array: np.ndarray, size: Size) -> np.ndarray:
     return np.asarray(array[rows][:, columns])
 
 
-def _grid(method: Method, size: Size, side: int, overlap: int) -> Grid:
-    """Return tiles that start where the network's downsampled maps have a pixel.
+class SceneUpsampling(TorchFunctionMode):
+    """Upsamples maps of a tile as in the whole scene, where ``align_corners=True`` asks for it.
 
-    Where maps are upsampled with ``align_corners=True``, tiles also end there: else each would be
-    stretched by a factor that depends on its length.
+    That stretches maps such that the outermost pixels of both sizes lie on each other: by a factor
+    that depends on the length, so that tiles would not fit together. Networks learn it, and their
+    masks are best with it.
+
+    Args:
+        window: The window of the tile.
+        size: Height and width of the scene.
     """
-    if (fixed := method.interface.size) is not None:
-        return Grid(size, fixed, overlap, alignment=1)
-    alignment = lcm(ALIGNMENT, method.interface.divisor or 1)
-    with _CornerAlignment() as corners:
-        Probe(method.model).scores(method.interface, accepted_size(method.interface))
-    is_equal = corners.is_used and alignment == ALIGNMENT
-    side = (side - is_equal) // alignment * alignment + is_equal
-    return Grid(size, (side, side), overlap, alignment, is_equal)
 
-
-class _CornerAlignment(TorchFunctionMode):
-    """Notices whether maps are upsampled with ``align_corners=True``."""
-
-    is_used = False
+    def __init__(self, window: Window, size: Size) -> None:
+        super().__init__()
+        self.axes = list(zip(window[:2], window[2:], size, strict=True))
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is F.interpolate and (kwargs or {}).get("align_corners"):
-            self.is_used = True
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if function is not F.interpolate or not (kwargs or {}).get("align_corners"):
+            return result
+        maps = args[0] if args else (kwargs or {})["input"]
+        grids = []
+        for axis, old, new in zip(self.axes, size_of(maps), size_of(result), strict=True):
+            start, length, total = axis
+            factor = 2 ** round(log2(new / old))
+            if old == 1 or factor < 2 or abs(new / old / factor - 1) > 0.05:
+                return result  # pooled maps, which say nothing of places
+            stride, new_stride = length / old, length / new
+            pixels = torch.arange(new, device=maps.device) + round(start / new_stride)
+            whole = round(total / stride) - 1, max(1, round(total / new_stride) - 1)
+            places = pixels * (whole[0] / whole[1]) - start / stride
+            grids.append(2 * places / (old - 1) - 1)
+        y, x = torch.meshgrid(*grids, indexing="ij")
+        grid = torch.stack([x, y], dim=-1).to(maps.dtype).expand(len(maps), -1, -1, -1)
+        return F.grid_sample(maps, grid, padding_mode="border", align_corners=True)
 
 
 def sample(scene: Scene, max_pixels: int) -> Tensor:

@@ -67,10 +67,8 @@ class Span:
         return weights
 
 
-def spans(
-    length: int, tile: int, overlap: int, blend: int, alignment: int = 1, is_equal: bool = False
-) -> list[Span]:
-    """Divide an axis into overlapping tiles, evenly.
+def spans(length: int, tile: int, overlap: int, blend: int, alignment: int) -> list[Span]:
+    """Divide an axis into overlapping tiles, evenly; the last one may be shorter.
 
     Args:
         length: Length of the axis.
@@ -78,7 +76,6 @@ def spans(
         overlap: Number of pixels that neighbours share, at least.
         blend: Number of them that are blended, in the middle.
         alignment: Tiles start at multiples of this.
-        is_equal: The last tile has the same length as the others; it may start anywhere.
 
     Example:
         >>> [(span.start, span.stop) for span in spans(99, 64, 16, 8, alignment=4)]
@@ -86,14 +83,9 @@ def spans(
         >>> [(span.first, span.last) for span in spans(99, 64, 16, 8, alignment=4)]
         [(0, 54), (46, 99)]
     """
-    end, gap = max(0, length - tile), tile - overlap  # the last tile starts at the end
-    if is_equal:
-        gap -= alignment - 1
-    else:
-        end = ceil(end / alignment) * alignment
-    number = 1 + ceil(end / max(alignment, gap // alignment * alignment))
-    even = [index * end // (number - 1) // alignment for index in range(number - 1)]
-    starts = [alignment * max(start, index) for index, start in enumerate(even)] + [end]
+    end = ceil(max(0, length - tile) / alignment)  # where the last tile starts
+    number = 1 + ceil(end / max(1, (tile - overlap) // alignment))
+    starts = [alignment * (index * end // max(1, number - 1)) for index in range(number)]
     stops = [min(start + tile, length) for start in starts]
     cuts = [(start + stop) // 2 for start, stop in zip(starts[1:], stops, strict=False)]
     firsts = [0, *(cut - blend // 2 for cut in cuts)]
@@ -112,22 +104,16 @@ class Grid:
         tile: Height and width of a tile.
         overlap: Number of pixels that neighbours share.
         alignment: Tiles start at multiples of this.
-        is_equal: All tiles have the same size; the last ones of a row or column start anywhere.
     """
 
     def __init__(
-        self,
-        size: Size,
-        tile: Size,
-        overlap: int = OVERLAP,
-        alignment: int = ALIGNMENT,
-        is_equal: bool = False,
+        self, size: Size, tile: Size, overlap: int = OVERLAP, alignment: int = ALIGNMENT
     ) -> None:
         self.size = size
         overlap = min(overlap, 3 * min(tile) // 8)
         self.blend = max(1, overlap * BLEND // OVERLAP)
         self.rows, self.columns = (
-            spans(length, side, overlap, self.blend, alignment, is_equal)
+            spans(length, side, overlap, self.blend, alignment)
             for length, side in zip(size, tile, strict=True)
         )
 
