@@ -18,7 +18,7 @@ from torch import Tensor
 
 from selfadapt import SelfAdapt
 from selfadapt.baselines import SaNOnly
-from selfadapt.scenes import Picture, nearest, segment_tiles
+from selfadapt.scenes import PictureReader, nearest, segment_tiles
 
 
 def measure(domain: str, weights: Path, tile: int, every: int, device: str) -> None:
@@ -43,7 +43,7 @@ def measure(domain: str, weights: Path, tile: int, every: int, device: str) -> N
             whole = method(image.to(device)).label.cpu().numpy().astype(np.uint8)
             middle = time.perf_counter()
             with TemporaryDirectory() as folder:
-                maps = segment_tiles(method, Picture(image), Path(folder) / "work", tile=tile)
+                maps = segment_tiles(method, PictureReader(image), Path(folder) / "work", tile=tile)
                 tiles = np.array(maps.label)
             seconds = [
                 seconds[0] + middle - start, seconds[1] + time.perf_counter() - middle

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Unpack
 import torch
 from torch import Tensor, nn
 
-from selfadapt.batches import Segmenter
+from selfadapt.batches import BatchSegmenter
 from selfadapt.checks import check_number
 from selfadapt.computed import Computed
 from selfadapt.cost import Estimate
@@ -178,7 +178,7 @@ class MCDropout(Method):
         return list(used), after_relu.num
 
 
-class Ensemble(Segmenter):
+class Ensemble(BatchSegmenter):
     """Average several networks, each with SaN and, if wanted, over views (Hansen et al., 1990).
 
     Args:

@@ -17,7 +17,7 @@ from selfadapt.views import Size, size_of
 Item = TypeVar("Item")
 
 
-class Segmenter(ABC):
+class BatchSegmenter(ABC):
     """Segments images, one or many."""
 
     @property

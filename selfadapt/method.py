@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from selfadapt.auto import LOW_QUALITY
-from selfadapt.batches import Segmenter
+from selfadapt.batches import BatchSegmenter
 from selfadapt.checks import check_number
 from selfadapt.computed import (
     DIVERGED,
@@ -86,7 +86,7 @@ class Common(TypedDict, total=False):
     interface: Interface | None
 
 
-class Method(Segmenter):
+class Method(BatchSegmenter):
     """Segments images, each by itself, with one network, which it never modifies.
 
     Args:

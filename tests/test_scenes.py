@@ -24,7 +24,15 @@ from networks import NETWORKS
 from runs import run_cli, start_cli
 from selfadapt.images import to_pil
 from selfadapt.predict import segment_scene
-from selfadapt.scenes import Canvas, Grid, Picture, Raster, Window, sample, segment_tiles
+from selfadapt.scenes import (
+    PictureReader,
+    RasterReader,
+    TileCanvas,
+    TileGrid,
+    Window,
+    sample,
+    segment_tiles,
+)
 from selfadapt.streets import render
 
 rasterio = pytest.importorskip("rasterio")
@@ -71,7 +79,7 @@ def write_raster(path: Path, image: Any, **options: Any) -> Path:
 def test_weights_of_tiles_sum_up_to_one(
     length: int, tile: int, overlap: int, alignment: int
 ) -> None:
-    grid = Grid((length, 1), (tile, 1 + tile), overlap, alignment)
+    grid = TileGrid((length, 1), (tile, 1 + tile), overlap, alignment)
     overlap = min(overlap, 3 * tile // 8)
     total = torch.zeros(length)
     for span in grid.rows:
@@ -86,9 +94,9 @@ def test_weights_of_tiles_sum_up_to_one(
 
 def test_tiles_are_blended_as_their_weighted_mean(tmp_path: Path) -> None:
     """The canvas holds strips of tiles; the reference holds all of the scene."""
-    grid = Grid((150, 210), (64, 96), overlap=32, alignment=8)
+    grid = TileGrid((150, 210), (64, 96), overlap=32, alignment=8)
     expected = torch.zeros(3, 150, 210)
-    canvas = Canvas(tmp_path, grid, 3)
+    canvas = TileCanvas(tmp_path, grid, 3)
     for index in range(len(grid)):
         probs = random_image(64, 96, seed=index).softmax(dim=0)
         (rows, columns), window = grid.spans(index), grid.window(index)
@@ -96,7 +104,7 @@ def test_tiles_are_blended_as_their_weighted_mean(tmp_path: Path) -> None:
         y, x = slice(rows.first, rows.last), slice(columns.first, columns.last)
         inner = probs[:, rows.first - window.top :, columns.first - window.left :]
         expected[:, y, x] += inner[:, : len(weights), : len(weights[0])] * weights
-        canvas = Canvas(tmp_path, grid, 3) if index % 2 == 0 else canvas  # as after a kill
+        canvas = TileCanvas(tmp_path, grid, 3) if index % 2 == 0 else canvas  # as after a kill
         canvas.add(probs)
     confidence, label = expected.max(dim=0)
     assert np.array_equal(canvas.label, label)
@@ -119,7 +127,7 @@ class MeanNet(nn.Module):
 def test_tiles_equal_the_whole_image_where_the_network_sees_as_much(tmp_path: Path) -> None:
     method = selfadapt.create_method("source", seeded(MeanNet))
     image = random_image(300, 410)
-    maps = segment_tiles(method, Picture(image), tmp_path / "work", tile=128)
+    maps = segment_tiles(method, PictureReader(image), tmp_path / "work", tile=128)
     assert np.array_equal(maps.label, method(image).label)
     assert maps.notes[-1] == "segmented in 24 tiles of 128x128 pixels"
 
@@ -133,13 +141,13 @@ def test_tiles_agree_with_the_whole_image(mode: Any, tmp_path: Path) -> None:
     image = street(rows=3)
     model = selfadapt.open_model("streets")
     method = selfadapt.SelfAdapt(model, mode=mode, steps=2, compare=False)
-    maps = segment_tiles(method, Picture(image), tmp_path / "work", tile=320, overlap=160)
+    maps = segment_tiles(method, PictureReader(image), tmp_path / "work", tile=320, overlap=160)
     assert maps.notes[-1] == "adapted to once, and segmented in 4 tiles of 320x320 pixels"
     whole = (method.adapt(image) if mode == "auto" else method)(image)
     assert np.mean(maps.label == whole.label.numpy()) >= 0.99
 
 
-def steps_at_borders(confidence: np.ndarray, grid: Grid) -> float:
+def steps_at_borders(confidence: np.ndarray, grid: TileGrid) -> float:
     """Return how much confidences change where tiles meet, relative to elsewhere."""
     changes = np.abs(np.diff(confidence.astype(int))).mean(axis=0)
     middles = [(left.last + right.first) // 2 - 1 for left, right in pairwise(grid.columns)]
@@ -149,8 +157,8 @@ def steps_at_borders(confidence: np.ndarray, grid: Grid) -> float:
 def test_no_seams_unlike_tiles_that_adapt_by_themselves(tmp_path: Path) -> None:
     image = random_image(256, 1024) * torch.linspace(0.1, 1, 1024)
     method = selfadapt.create_method("p-bn", seeded(lambda: TinyNet(4)))
-    maps = segment_tiles(method, Picture(image), tmp_path / "work", tile=288, overlap=96)
-    grid = Grid((256, 1024), (288, 288), overlap=96)
+    maps = segment_tiles(method, PictureReader(image), tmp_path / "work", tile=288, overlap=96)
+    grid = TileGrid((256, 1024), (288, 288), overlap=96)
     alone = []
     for index, columns in enumerate(grid.columns):
         confidence = method(image[:, *grid.window(index).slices]).confidence
@@ -168,7 +176,7 @@ def test_any_network_segments_tiles(network: str, tmp_path: Path) -> None:
     case = NETWORKS[network]
     method = selfadapt.SelfAdapt(seeded(case.build), steps=1, max_pixels=20_000)
     image = random_image(150, 170, case.channels)
-    maps = segment_tiles(method, Picture(image, case.channels), tmp_path / "work")
+    maps = segment_tiles(method, PictureReader(image, case.channels), tmp_path / "work")
     assert maps.label.shape == (150, 170)
     assert maps.num_classes == case.classes
     assert maps.label.max() < case.classes
@@ -178,7 +186,7 @@ def test_a_network_of_one_size_gets_tiles_of_that_size(tmp_path: Path) -> None:
     model = seeded(lambda: TinyNet(4))
     interface = selfadapt.Interface(size=(64, 96), mean=(0.5,) * 3, std=(0.5,) * 3)
     method = selfadapt.create_method("san", model, interface=interface)
-    maps = segment_tiles(method, Picture(random_image(150, 200)), tmp_path / "work")
+    maps = segment_tiles(method, PictureReader(random_image(150, 200)), tmp_path / "work")
     assert maps.notes[-1].endswith("tiles of 96x64 pixels")
 
 
@@ -186,17 +194,17 @@ def test_the_sample_has_windows_of_the_whole_scene() -> None:
     image = torch.zeros(3, 1200, 2400)
     image[0] = torch.linspace(0, 1, 2400)
     image[1] = torch.linspace(0, 1, 1200)[:, None]
-    windows = sample(Picture(image), max_pixels=4 * 512 * 512)
+    windows = sample(PictureReader(image), max_pixels=4 * 512 * 512)
     assert windows.shape == (3, 512, 2048)
     assert [round(float(x), 1) for x in windows[0].reshape(512, 4, 512).mean(dim=(0, 2))] == [
         0.1, 0.4, 0.6, 0.9,
     ]  # fmt: skip
     assert float(windows[1].mean()) == pytest.approx(0.5, abs=0.01)
-    assert torch.equal(sample(Picture(image), max_pixels=1200 * 2400), image)
+    assert torch.equal(sample(PictureReader(image), max_pixels=1200 * 2400), image)
 
 
 def test_the_sample_leaves_out_what_has_no_data() -> None:
-    class Half(Picture):
+    class Half(PictureReader):
         def valid(self, window: Window, size: Any = None) -> Tensor:
             size = size or window[2:]
             x = (torch.arange(size[1]) / size[1] * window.width + window.left) >= 1200
@@ -296,11 +304,11 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(tmp_path: Path) -> No
 def test_a_scene_that_changed_is_done_again(tmp_path: Path) -> None:
     method = selfadapt.create_method("san", selfadapt.open_model("streets"), max_pixels=20_000)
     work = tmp_path / "work"
-    first = segment_tiles(method, Picture(random_image(160, 200)), work, stamp="1")
+    first = segment_tiles(method, PictureReader(random_image(160, 200)), work, stamp="1")
     first_label = np.array(first.label)
-    again = segment_tiles(method, Picture(random_image(160, 200, seed=1)), work, stamp="1")
+    again = segment_tiles(method, PictureReader(random_image(160, 200, seed=1)), work, stamp="1")
     assert np.array_equal(again.label, first_label)  # as it was done
-    other = segment_tiles(method, Picture(random_image(160, 200, seed=1)), work, stamp="2")
+    other = segment_tiles(method, PictureReader(random_image(160, 200, seed=1)), work, stamp="2")
     assert not np.array_equal(other.label, first_label)
 
 
@@ -368,8 +376,8 @@ def test_tiles_of_a_geotiff_are_those_of_a_picture(tmp_path: Path) -> None:
     image = street()
     path = write_raster(tmp_path / "scene.tif", image.numpy())
     method = selfadapt.create_method("san", selfadapt.open_model("streets"), max_pixels=20_000)
-    first = segment_tiles(method, Raster(path), tmp_path / "a")
-    second = segment_tiles(method, Picture(image), tmp_path / "b")
+    first = segment_tiles(method, RasterReader(path), tmp_path / "a")
+    second = segment_tiles(method, PictureReader(image), tmp_path / "b")
     assert np.mean(first.label == second.label) > 0.999
 
 
@@ -377,27 +385,27 @@ def test_bands(tmp_path: Path) -> None:
     levels = np.stack([np.full((8, 8), 10 * band, np.uint8) for band in range(1, 6)])
     path = write_raster(tmp_path / "five.tif", levels)
     whole = Window(0, 0, 8, 8)
-    assert (Raster(path, bands=(4, 3, 2)).read(whole)[:, 0, 0] * 255).round().tolist() == [
+    assert (RasterReader(path, bands=(4, 3, 2)).read(whole)[:, 0, 0] * 255).round().tolist() == [
         40,
         30,
         20,
     ]
-    scene = Raster(path)
+    scene = RasterReader(path)
     assert (scene.read(whole)[:, 0, 0] * 255).round().tolist() == [10, 20, 30]
     assert "5 bands, and 1, 2, 3 are taken" in scene.notes[0]
-    assert Raster(path, channels=5).read(whole).shape == (5, 8, 8)
+    assert RasterReader(path, channels=5).read(whole).shape == (5, 8, 8)
     for bands, error in (((1, 2), "must name 3 bands"), ((1, 2, 6), "must be from 1 to 5")):
         with pytest.raises(ValueError, match=error):
-            Raster(path, bands=bands)
+            RasterReader(path, bands=bands)
     with pytest.raises(ValueError, match="has 5 bands, and the network takes 6"):
-        Raster(path, channels=6)
+        RasterReader(path, channels=6)
     bgr = write_raster(tmp_path / "bgr.tif", levels[:3], photometric="MINISBLACK")
     with rasterio.open(bgr, "r+") as dataset:
         kinds = rasterio.enums.ColorInterp
         dataset.colorinterp = (kinds.blue, kinds.green, kinds.red)
-    assert Raster(bgr).bands == (3, 2, 1)
+    assert RasterReader(bgr).bands == (3, 2, 1)
     gray = write_raster(tmp_path / "gray.tif", levels[:1])
-    assert Raster(gray).read(whole).shape == (3, 8, 8)
+    assert RasterReader(gray).read(whole).shape == (3, 8, 8)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int16", "float32", "float64"])
@@ -407,7 +415,7 @@ def test_values_are_scaled_by_percentiles_of_the_scene(dtype: str, tmp_path: Pat
     if "float" in dtype:
         levels[:, 0, 0] = np.nan
     path = write_raster(tmp_path / "scene.tif", levels.astype(dtype))
-    image = Raster(path).read(Window(0, 0, 64, 64))
+    image = RasterReader(path).read(Window(0, 0, 64, 64))
     assert image.isfinite().all()
     assert image.min() == 0
     assert image.max() == 1
@@ -443,7 +451,7 @@ def test_other_formats_of_gdal_are_not_opened(tmp_path: Path) -> None:
         f"</SimpleSource></VRTRasterBand></VRTDataset>"
     )
     with pytest.raises(ValueError, match="cannot be read"):
-        Raster(virtual)
+        RasterReader(virtual)
 
 
 def test_without_rasterio_a_geotiff_is_a_picture(tmp_path: Path, monkeypatch: Any) -> None:
@@ -465,5 +473,42 @@ def test_photographs_in_tiles_lose_nothing(tmp_path: Path) -> None:
     with PILImage.open(photo) as picture:
         image = picture.convert("RGB").resize((960, 720))
     method = selfadapt.create_method("san", model, compare=False)
-    maps = segment_tiles(method, Picture(image), tmp_path / "work", tile=640)
+    maps = segment_tiles(method, PictureReader(image), tmp_path / "work", tile=640)
     assert np.mean(maps.label == method(image).label.numpy()) >= 0.99
+
+
+def test_a_call_goes_on_only_with_the_same_image_and_settings(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    photos = [tmp_path / "a.png", tmp_path / "b.png"]
+    for seed, path in enumerate(photos):
+        to_pil(random_image(200, 300, seed=seed)).save(path)
+    model = selfadapt.open_model("streets")
+    added: list[int] = []
+    real = TileCanvas.add
+
+    def add(canvas: TileCanvas, probs: Tensor) -> None:
+        if len(added) == 3:
+            raise KeyboardInterrupt
+        real(canvas, probs)
+        added.append(1)
+
+    def tiles(image: Any, alpha: float, stop: bool = False) -> int:
+        """Return the number of tiles that were segmented by a call."""
+        added[:] = [] if stop else [1] * 10
+        method = selfadapt.create_method("san", model, max_pixels=20_000, alpha=alpha)
+        try:
+            segment_scene(method, image, tmp_path / "out", name="x", overwrite=True)
+        except KeyboardInterrupt:
+            return len(added)
+        return len(added) - 10
+
+    monkeypatch.setattr(TileCanvas, "add", add)
+    total = tiles(photos[0], 0.1)
+    for image in (photos[0], random_image(200, 300)):
+        assert tiles(image, 0.1, stop=True) == 3
+        is_file = isinstance(image, Path)
+        assert tiles(image, 0.1) == (total - 3 if is_file else total)
+    for other, alpha in ((photos[0], 0.2), (photos[1], 0.1)):
+        assert tiles(photos[0], 0.1, stop=True) == 3
+        assert tiles(other, alpha) == total

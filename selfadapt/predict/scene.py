@@ -1,6 +1,7 @@
 """Large and georeferenced images: segmented in tiles where they do not fit whole."""
 
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from selfadapt.images import Image, label_image
 from selfadapt.labels import Classes, predicted_colors, predicted_names
 from selfadapt.method import Method
 from selfadapt.methods import Segments
+from selfadapt.models.spec import fingerprint
 from selfadapt.modes import MAX_PIXELS, size_within
 from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import (
@@ -35,10 +37,10 @@ from selfadapt.predict.outputs import (
 from selfadapt.predict.stream import Segmented
 from selfadapt.result import Result
 from selfadapt.scenes import (
-    Picture,
-    Raster,
-    Scene,
+    PictureReader,
+    RasterReader,
     SceneMaps,
+    WindowReader,
     blocks,
     is_raster,
     nearest,
@@ -90,8 +92,8 @@ def segment_scene(
 ) -> SceneResult:
     """Segment an image of any size, and write what ``selfadapt predict`` writes of it.
 
-    An image of more than ``max_pixels`` is adapted to once and segmented in tiles. A call that was
-    killed goes on where it was when it is made again. A GeoTIFF gives GeoTIFF files.
+    An image of more than ``max_pixels`` is adapted to once and segmented in tiles. A call for a
+    file that was killed goes on where it was when it is made again. A GeoTIFF gives GeoTIFF files.
 
     Args:
         method: The method.
@@ -115,9 +117,14 @@ def segment_scene(
     if existing := [path for path in paths.values() if path.exists() and not overwrite]:
         raise would_be_replaced(existing[0])
     classes = classes or getattr(getattr(method.model, "spec", None), "classes", None)
-    stamp = Input(path).stamp() if path else ""
+    settings = f"{fingerprint(method.model)} {method!r} {bands}"  # another one starts again
+    stamp = f"{Input(path).stamp() if path else secrets.token_hex()} {settings}"
     channels = method.interface.channels or 3
-    scene = Raster(path, channels, bands) if path and reads_windows else Picture(image, channels)
+    scene = (
+        RasterReader(path, channels, bands)
+        if path and reads_windows
+        else PictureReader(image, channels)
+    )
     work = base.with_name(f".{base.name}.tiles")
     result = write_scene(method, scene, paths, work, classes, large, stamp=stamp, show=show)
     number = len(result.shares)
@@ -174,12 +181,12 @@ class LargeImages:
         """Segment a file that ``is_scene`` and write its outputs, see ``write_scene``."""
         assert isinstance(self.method, Method)
         channels = self.method.interface.channels or 3
-        scene: Scene
+        scene: WindowReader
         if item.is_raster:
-            scene = Raster(item.path, channels, self.bands)
+            scene = RasterReader(item.path, channels, self.bands)
             is_large = scene.size[0] * scene.size[1] > self.max_pixels()
         else:
-            scene, is_large = Picture(item.path, channels), True
+            scene, is_large = PictureReader(item.path, channels), True
         large = self.large if is_large else "shrink"
         result = write_scene(
             self.method, scene, paths, work, classes, large, stamp=stamp, show=show
@@ -193,7 +200,7 @@ class LargeImages:
 
 def write_scene(
     method: Method,
-    scene: Scene,
+    scene: WindowReader,
     paths: dict[str, Path],
     work: Path,
     classes: Classes | None,
@@ -244,13 +251,17 @@ def write_scene(
 
 
 def _write(
-    maps: SceneMaps, scene: Scene, paths: dict[str, Path], classes: Classes | None, size: Size
+    maps: SceneMaps,
+    scene: WindowReader,
+    paths: dict[str, Path],
+    classes: Classes | None,
+    size: Size,
 ) -> bool:
     """Write the outputs of a scene, pictures at a size; return True if there are pictures."""
     names = predicted_names(classes, maps.num_classes)
     colors = predicted_colors(classes, maps.num_classes)
     nodata = 255 if maps.num_classes <= 255 else 65535
-    if isinstance(scene, Raster):
+    if isinstance(scene, RasterReader):
         if "label" in paths:
             write_geotiff(
                 maps.label, paths["label"], scene, nodata=nodata, names=names, colors=colors
@@ -280,7 +291,7 @@ def _write(
     return bool(kinds)
 
 
-def _shares(maps: SceneMaps, scene: Scene) -> list[float]:
+def _shares(maps: SceneMaps, scene: WindowReader) -> list[float]:
     """Return the fraction of pixels of each class, of those that have data."""
     counts = np.zeros(maps.num_classes, np.int64)
     for window in blocks(scene.size, 4096):

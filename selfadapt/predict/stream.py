@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from selfadapt.batches import Segmenter, grouped, pinned
+from selfadapt.batches import BatchSegmenter, grouped, pinned
 from selfadapt.devices import num_cores
 from selfadapt.engine import described
 from selfadapt.images import Image, count_frames, read_image
@@ -141,7 +141,7 @@ def stream(
     """
     num_writers = min(MAX_PENDING, num_cores())
     max_pending = 1 if probs else min(MAX_PENDING, num_writers + MAX_BATCH)
-    takes_batches = isinstance(method, Segmenter) and method.takes_batches
+    takes_batches = isinstance(method, BatchSegmenter) and method.takes_batches
     max_batch = MAX_BATCH if takes_batches and not probs and _device(method).type == "cuda" else 1
     pending: deque[tuple[Any, Future[UnitOutcome]]] = deque()
     ahead = READ_AHEAD + max_batch - 1
@@ -187,7 +187,7 @@ def _segment(
 ) -> Iterator[tuple[Result, Masks] | Exception]:
     """Yield results without their maps, with their masks; or the errors."""
     outcomes: list[Any] = [unit.image for unit in units]
-    if len(units) > 1 and isinstance(method, Segmenter):
+    if len(units) > 1 and isinstance(method, BatchSegmenter):
         outcomes = method.batch(outcomes)
     elif not isinstance(outcomes[0], Exception):
         outcomes = [attempt(partial(method, outcomes[0]))]

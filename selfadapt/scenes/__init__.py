@@ -1,17 +1,23 @@
 """Images of any size: read in windows, adapted to once, and segmented in tiles."""
 
-from selfadapt.scenes.reading import Picture, Raster, Scene, is_raster, raster_size
+from selfadapt.scenes.reading import (
+    PictureReader,
+    RasterReader,
+    WindowReader,
+    is_raster,
+    raster_size,
+)
 from selfadapt.scenes.segment import SceneMaps, nearest, sample, segment_tiles, segment_whole
-from selfadapt.scenes.tiles import Canvas, Grid, Window, blocks
+from selfadapt.scenes.tiles import TileCanvas, TileGrid, Window, blocks
 
 __all__ = [
-    "Canvas",
-    "Grid",
-    "Picture",
-    "Raster",
-    "Scene",
+    "PictureReader",
+    "RasterReader",
     "SceneMaps",
+    "TileCanvas",
+    "TileGrid",
     "Window",
+    "WindowReader",
     "blocks",
     "is_raster",
     "nearest",

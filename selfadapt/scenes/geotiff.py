@@ -11,7 +11,7 @@ import numpy as np
 from selfadapt.files import atomic_write
 from selfadapt.labels import Color
 from selfadapt.optional import import_optional
-from selfadapt.scenes.reading import Raster
+from selfadapt.scenes.reading import RasterReader
 from selfadapt.scenes.tiles import blocks
 
 BLOCK = 512
@@ -26,7 +26,7 @@ def categories_path(path: Path) -> Path:
 def write_geotiff(
     array: np.ndarray,
     path: Path,
-    scene: Raster,
+    scene: RasterReader,
     *,
     nodata: int,
     names: Sequence[str] = (),

@@ -30,7 +30,7 @@ PERCENTILES = 0.02, 0.98
 """Of the values of a band that are not 8-bit; they become 0 and 1."""
 
 
-class Scene(ABC):
+class WindowReader(ABC):
     """An image that is read in windows.
 
     Attributes:
@@ -61,7 +61,7 @@ class Scene(ABC):
         return self.read(self.whole, size_within(self.size, max_pixels))
 
 
-class Picture(Scene):
+class PictureReader(WindowReader):
     """An image in memory, of which windows are cut.
 
     Args:
@@ -87,7 +87,7 @@ class Picture(Scene):
         return resize(load_image(part[:, ::step, ::step], self.channels), size).clamp(0, 1)
 
 
-class Raster(Scene):
+class RasterReader(WindowReader):
     """A georeferenced image, of which windows are read.
 
     8-bit values become [0, 1]; of others the range between two percentiles of the whole scene does.

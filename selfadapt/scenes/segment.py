@@ -30,8 +30,8 @@ from selfadapt.files import atomic_write, make_folder
 from selfadapt.method import Method
 from selfadapt.prefetch import prefetch
 from selfadapt.result import ResizedMap, Result
-from selfadapt.scenes.reading import OVERVIEW_PIXELS, Scene
-from selfadapt.scenes.tiles import ALIGNMENT, OVERLAP, Canvas, Grid, Window, num_done
+from selfadapt.scenes.reading import OVERVIEW_PIXELS, WindowReader
+from selfadapt.scenes.tiles import ALIGNMENT, OVERLAP, TileCanvas, TileGrid, Window, num_done
 from selfadapt.views import Size, size_of
 
 WINDOW_SIDE = 512
@@ -60,7 +60,7 @@ class SceneMaps:
 
 def segment_tiles(
     method: Method,
-    scene: Scene,
+    scene: WindowReader,
     folder: Path,
     *,
     stamp: str = "",
@@ -89,6 +89,7 @@ def segment_tiles(
         with atomic_write(stamp_path) as temporary:
             temporary.write_text(stamp)
     network = _adapted(method, scene, folder) if changes_network(method) else copy(method)
+    network.compare = False
     # Fused kernels and recordings would hide how maps are upsampled.
     network.engine = copy(network.engine)
     network.engine.fast = replace(network.fast, kernels=False, graphs=False)
@@ -98,16 +99,16 @@ def segment_tiles(
     fixed = method.interface.size
     alignment = 1 if fixed else lcm(ALIGNMENT, method.interface.divisor or 1)
     side = side // alignment * alignment
-    grid = Grid(scene.size, fixed or (side, side), overlap, alignment)
+    grid = TileGrid(scene.size, fixed or (side, side), overlap, alignment)
     done = num_done(folder)
-    canvas = Canvas(folder, grid) if done else None
+    canvas = TileCanvas(folder, grid) if done else None
     show(done, len(grid))
     windows = [grid.window(index) for index in range(done, len(grid))]
     with closing(prefetch(scene.read, windows, readers=1)) as images:
         for index, image in enumerate(images, start=done):
             with SceneUpsampling(grid.window(index), scene.size):
                 probs = network(image).probs
-            canvas = canvas or Canvas(folder, grid, len(probs))
+            canvas = canvas or TileCanvas(folder, grid, len(probs))
             canvas.add(probs)
             show(index + 1, len(grid))
     assert canvas is not None
@@ -124,7 +125,7 @@ def segment_tiles(
     )  # fmt: skip
 
 
-def segment_whole(method: Method, scene: Scene) -> SceneMaps:
+def segment_whole(method: Method, scene: WindowReader) -> SceneMaps:
     """Segment a scene at a size of at most ``max_pixels``, and bring the label to its own size."""
     result = method(scene.overview(method.max_pixels))
     label = result.label.cpu().numpy().astype(np.uint8 if result.num_classes <= 256 else np.uint16)
@@ -187,7 +188,7 @@ class SceneUpsampling(TorchFunctionMode):
         return F.grid_sample(maps, grid, padding_mode="border", align_corners=True)
 
 
-def sample(scene: Scene, max_pixels: int) -> Tensor:
+def sample(scene: WindowReader, max_pixels: int) -> Tensor:
     """Return an image ``(C, H, W)`` that stands for a scene: itself if it has few enough pixels.
 
     Else it has windows from all over the scene, side by side in their order: from each cell of a
@@ -222,7 +223,7 @@ def _candidates(size: Size, cells: Size, cell: Size, side: int) -> Iterator[Wind
         yield Window(top, left, side, side)
 
 
-def _valid_shares(scene: Scene) -> Callable[[Window], float]:
+def _valid_shares(scene: WindowReader) -> Callable[[Window], float]:
     """Return a function that estimates which share of a window has data."""
     height, width = scene.size
     scale = min(1.0, (OVERVIEW_PIXELS / (height * width)) ** 0.5)
@@ -239,7 +240,7 @@ def _valid_shares(scene: Scene) -> Callable[[Window], float]:
     return share
 
 
-def _adapted(method: Method, scene: Scene, folder: Path) -> Adapted:
+def _adapted(method: Method, scene: WindowReader, folder: Path) -> Adapted:
     """Return a network adapted to a scene; one that a process before has adapted is the same."""
     path = folder / STATE
     if path.is_file():

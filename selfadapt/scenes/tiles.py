@@ -96,7 +96,7 @@ def spans(length: int, tile: int, overlap: int, blend: int, alignment: int) -> l
     ]
 
 
-class Grid:
+class TileGrid:
     """The tiles of a scene, row by row.
 
     Args:
@@ -133,7 +133,7 @@ class Grid:
         )
 
 
-class Canvas:
+class TileCanvas:
     """Label and confidence of a scene, made of tiles that are added in the order of the grid.
 
     Everything is in files, so that the memory holds one tile at a time, whatever the size of the
@@ -145,7 +145,7 @@ class Canvas:
         num_classes: Number of classes, for the first tile.
     """
 
-    def __init__(self, folder: Path, grid: Grid, num_classes: int = 0) -> None:
+    def __init__(self, folder: Path, grid: TileGrid, num_classes: int = 0) -> None:
         self.grid, self._done = grid, folder / "done"
         height, width = grid.size
         kind = np.uint8 if num_classes <= 256 else np.uint16
