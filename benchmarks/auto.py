@@ -53,6 +53,8 @@ METHODS: dict[str, Callable[[nn.Module], Any]] = {
     "paper": lambda net: SelfAdapt(net, mode="paper", compare=False),
     "official": lambda net: SelfAdapt(net, mode="official", compare=False),
     "auto": lambda net: SelfAdapt(net, compare=False),
+    "cpu": lambda net: SelfAdapt(net, preset="cpu", compare=False),
+    "realtime": lambda net: SelfAdapt(net, preset="realtime", compare=False),
     "no final views": lambda net: SelfAdapt(net, final_scales=(), compare=False),
     "balance 0.5": lambda net: SelfAdapt(
         net, loss=BalancedCrossEntropy(balance=0.5), compare=False

@@ -29,6 +29,7 @@ from selfadapt.auto import (
     adapted_share,
     expected_confidence,
     quality,
+    sampled,
     san_share,
     temperature,
 )
@@ -86,8 +87,9 @@ class SelfAdapt(Method):
         final_scales: Scales of views that the adapted network also predicts, to be averaged with
             its prediction for the image. None: the mode's.
         final_weight: Weight of the mean over these views in the prediction, 0 to 1.
-        preset: Name of a set of settings: ``realtime`` takes two steps on a smaller image. They
-            replace default values; a setting given beside it that differs is an error.
+        preset: Name of a set of settings: ``cpu`` takes three steps on a smaller image, with fewer
+            views; ``realtime`` also scales images of more than 800000 pixels down. They replace
+            default values; a setting given beside it that differs is an error.
         budget_ms: Time limit for an image in milliseconds: as many of ``steps`` are taken as fit,
             and at least one forward pass. Loading the image is not included, nor compilation on a
             GPU for the first images.
@@ -126,7 +128,7 @@ class SelfAdapt(Method):
         step_scale: float = 1.0,
         final_scales: Sequence[float] | None = None,
         final_weight: float = 0.5,
-        preset: Literal["realtime"] | None = None,
+        preset: Literal["cpu", "realtime"] | None = None,
         budget_ms: float | None = None,
         adapt: Sequence[str] | None = None,
         mode: ModeName = "auto",
@@ -139,11 +141,11 @@ class SelfAdapt(Method):
         scales, final_scales = as_tuple(scales), as_tuple(final_scales)
         given = {
             "mode": mode, "scales": scales, "steps": steps, "lr": lr, "step_scale": step_scale,
-            "final_scales": final_scales, "final_weight": final_weight,
+            "final_scales": final_scales, "final_weight": final_weight, "max_pixels": max_pixels,
         }  # fmt: skip
         settings = with_preset(preset, given, inspect.signature(SelfAdapt).parameters)
         check_psi(psi)
-        check_mode(mode, max_pixels)
+        check_mode(mode, settings["max_pixels"])
         steps = MODES[settings["mode"]].steps if settings["steps"] is None else settings["steps"]
         check_steps(steps, 1.0 if settings["lr"] is None else settings["lr"])
         loss = MODES[settings["mode"]].loss if loss is None else loss
@@ -153,8 +155,8 @@ class SelfAdapt(Method):
         check_number("final_weight", settings["final_weight"], 0, 1)
         budget = None if budget_ms is None else TimeBudget(budget_ms)
         super().__init__(
-            model, alpha=alpha, mode=settings["mode"], max_pixels=max_pixels, compare=compare,
-            fast=fast, interface=interface,
+            model, alpha=alpha, mode=settings["mode"], max_pixels=settings["max_pixels"],
+            compare=compare, fast=fast, interface=interface,
         )  # fmt: skip
         self.psi = psi
         self.loss, self.step = loss, step
@@ -205,11 +207,12 @@ class SelfAdapt(Method):
             kept_san = san_share(source.shift).to(san.dtype)
             plain = source.logits.softmax(dim=1)[0].lerp_(san, kept_san)
         del san  # a large map
-        labels, total = [], None
+        labels, samples, total = [], [], None
         for scale in sorted({view.scale for view in self.views}):
             views = [view for view in self.views if view.scale == scale]
             probs = network.mean_probs(image, views, size)
             labels.append(probs.argmax(dim=0))
+            samples.append(sampled(probs, size))
             total = probs * len(views) if total is None else total.add_(probs, alpha=len(views))
         assert total is not None
         fused = total.div_(len(self.views))  # Eq. 1
@@ -219,7 +222,9 @@ class SelfAdapt(Method):
             share = adapted_share(labels[0], labels[1], whole, num_classes)
         ignore = ignore_label(num_classes)
         target = pseudo_label(fused, self.psi, ignore=ignore)  # Eq. 2-4
-        expected = expected_confidence(plain, fused)
+        weight = share if kept_san is None else torch.maximum(share, kept_san)
+        expected = expected_confidence(sampled(plain, size), samples[:2][-1], weight)
+        estimate = quality(plain, fused)
         losses: list[Tensor] = []
         warnings = {NOT_NEEDED: share == 0}
         is_needed = image.is_cuda or bool(share > 0)  # a recording cannot branch
@@ -238,7 +243,7 @@ class SelfAdapt(Method):
             losses=losses,
             warnings=warnings,
             notes=self._steps_note(len(losses)) if is_needed else (),
-            quality=quality(expected, num_classes),
+            quality=estimate,
             adapted_share=share if losses else torch.zeros_like(share),
             san_share=kept_san,
             temperature=divisor,

@@ -3,7 +3,7 @@
     StatisticsShift  how far BatchNorm statistics of an image are from those of the training data
     san_share        weight of SaN in the prediction without adaptation: from that shift
     adapted_share    weight of the adapted prediction: from what views of different scales see
-    temperature      makes their mean as sure as the image and its views are
+    temperature      makes their mean as sure as a prediction for the image should be
     quality          how good the mask probably is
 
 The constants were chosen on validation domains; docs/auto.md has the measurements.
@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfadapt.pseudo import above_chance, class_counts, confidence
+from selfadapt.views import Size, size_of
 
 NO_SHIFT, FULL_SHIFT = 0.2, 0.4
 """Up to the first shift the source statistics are kept, from the second on SaN mixes them."""
@@ -26,8 +28,8 @@ LOW_QUALITY = 0.25
 TEMPERATURES = 0.2, 8.0
 """Lowest and highest temperature that a prediction is calibrated with."""
 BISECTIONS = 20
-SAMPLE_SIDE = 128
-"""The temperature is found on about as many rows and columns, evenly spread."""
+SAMPLE_SIDE = 160
+"""The temperature is found on at most as many rows and columns."""
 
 
 class StatisticsShift:
@@ -126,51 +128,68 @@ def label_iou(first: Tensor, second: Tensor, num_classes: int) -> Tensor:
     return (both / either.clamp_min(1)).sum() / (either > 0).sum()
 
 
-def expected_confidence(plain: Tensor, fused: Tensor) -> Tensor:
-    """Return how sure a prediction for the image should be: as the network and its views are.
+def expected_confidence(plain: Tensor, views: Tensor, weight: Tensor) -> Tensor:
+    """Return how sure of a pixel a prediction should be.
 
-    The network itself tends to be too sure of images that it was not trained for, and its views of
-    all others too unsure.
+    A network is right about how sure it is of images like those it was trained for, and too sure of
+    others: for these its views at a smaller scale know better. Pixels to which the two give
+    different labels do not count.
 
     Args:
         plain: Class probabilities without adaptation ``(C, H, W)``.
-        fused: Mean class probabilities of the views ``(C, H, W)``.
+        views: Those of the views of one scale.
+        weight: Weight of the views, 0 to 1.
+
+    Returns:
+        Confidences ``(H, W)``, 0 for a pixel that does not count.
     """
-    return (confidence(plain) + confidence(fused)) / 2
+    agree = plain.argmax(dim=0) == views.argmax(dim=0)
+    return plain.amax(dim=0).lerp(views.amax(dim=0), weight) * (agree | ~agree.any())
+
+
+def sampled(values: Tensor, size: Size) -> Tensor:
+    """Return some of the values ``(C, H, W)``, evenly spread, for an image of ``size``."""
+    places = [min(side, SAMPLE_SIDE) for side in size]
+    return F.interpolate(values[None], places, mode="nearest")[0]
 
 
 def temperature(scores: Tensor, expected: Tensor) -> Tensor:
-    """Return what to divide class scores by, so that their mean confidence is the expected one.
+    """Return what to divide class scores by, so that they are as sure as expected on the mean.
 
     Args:
         scores: Class scores ``(C, H, W)``.
-        expected: Mean confidence to reach, by one temperature for all pixels.
+        expected: ``expected_confidence`` at some of the pixels, see ``sampled``.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.8], [0.1, 0.2]]).reshape(2, 1, 2).log()
-        >>> scores = scores / temperature(scores, torch.tensor(0.7))
+        >>> scores = scores / temperature(scores, torch.tensor([[0.7, 0.7]]))
         >>> confidence(scores.softmax(dim=0)).round(decimals=3)
         tensor(0.7000)
     """
-    down, across = (max(1, side // SAMPLE_SIDE) for side in scores.shape[-2:])
-    sample = scores[:, ::down, ::across]
-    low, high = (torch.full_like(expected, t) for t in TEMPERATURES)
+    sample, counts, goal = sampled(scores, size_of(expected)), expected > 0, expected.sum()
+    low, high = (torch.full_like(goal, t) for t in TEMPERATURES)
     for _ in range(BISECTIONS):
         middle = (low * high).sqrt()
-        is_too_sure = confidence((sample / middle).softmax(dim=0)) > expected
+        confidences = (sample / middle).softmax(dim=0).amax(dim=0)
+        is_too_sure = (confidences * counts).sum() > goal
         low, high = torch.where(is_too_sure, middle, low), torch.where(is_too_sure, high, middle)
     return (low * high).sqrt()
 
 
-def quality(expected: Tensor, num_classes: int) -> Tensor:
+def quality(plain: Tensor, fused: Tensor) -> Tensor:
     """Return how good a mask probably is: an estimate of its mean IoU, 0 to 1.
 
+    It falls where the network is not sure, and where views of different scales contradict each
+    other. What chance reaches has quality 0.
+
     Args:
-        expected: ``expected_confidence`` of the image.
-        num_classes: Number of classes; what chance reaches with them has quality 0.
+        plain: Class probabilities without adaptation ``(C, H, W)``.
+        fused: Mean class probabilities of all views ``(C, H, W)``.
 
     Example:
-        >>> quality(torch.tensor(0.85), num_classes=19).round(decimals=3)
-        tensor(0.5960)
+        >>> probs = torch.tensor([0.85, 0.15]).reshape(2, 1, 1)
+        >>> quality(probs, probs).round(decimals=3)
+        tensor(0.3430)
     """
-    return above_chance(expected, num_classes).clamp(0, 1) ** 3
+    sure = (confidence(plain) + confidence(fused)) / 2
+    return above_chance(sure, len(plain)).clamp(0, 1) ** 3

@@ -250,7 +250,8 @@ def _time(work: Workload, model: nn.Module, size: Size, repeats: int, seconds: f
     device = next(model.parameters()).device
     cuda = device.type == "cuda"
     image = noise(size).to(device)
-    method = work.create(model, max_pixels=size[0] * size[1])
+    limit = {} if "preset" in work.settings else {"max_pixels": size[0] * size[1]}
+    method = work.create(model, **limit)  # images keep their size, but for a preset that says so
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

@@ -7,13 +7,16 @@ from typing import Any
 from selfadapt.checks import check_number
 from selfadapt.patterns import nearest
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "realtime": {
-        "mode": "paper", "scales": (0.25, 0.5), "steps": 2, "lr": 0.015, "step_scale": 0.625,
-        "final_scales": (0.5,), "final_weight": 0.6,
-    },
+SHORT = {
+    "mode": "auto", "scales": (0.25, 0.5), "steps": 3, "lr": 0.1, "step_scale": 0.5,
+    "final_scales": (0.5,),
 }  # fmt: skip
-"""Sets of settings by name, chosen on the validation domain."""
+"""What the presets have in common."""
+PRESETS: dict[str, dict[str, Any]] = {
+    "cpu": SHORT,
+    "realtime": {**SHORT, "max_pixels": 800_000},
+}
+"""Sets of settings by name, chosen on the validation domains."""
 NEAR = 2
 """Sizes that differ by no more than this factor take time in proportion to their pixels."""
 

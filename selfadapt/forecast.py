@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from selfadapt.budget import PRESETS
 from selfadapt.cost import SAMPLE_SIZE
 from selfadapt.methods import Segments
 from selfadapt.progress import duration
-from selfadapt.views import Size
+from selfadapt.views import Size, paper_views
 
 SLOW_IMAGE_S = 10.0
 """Seconds per image from which on faster settings are suggested."""
@@ -116,10 +117,17 @@ def faster(method: Segments, size: Size) -> dict[str, float]:
     height, width = size
     estimate = method.estimate(height, width)  # type: ignore[attr-defined]
     ways = {"--method san": estimate.plain_seconds}
+    short: Any
     if getattr(method, "steps", 0) > FEW_STEPS:
-        short: Any = copy.copy(method)
+        short = copy.copy(method)
         short.steps = FEW_STEPS
         ways[f"--steps {FEW_STEPS}"] = short.estimate(height, width).seconds
+    if getattr(method, "mode", "") == "auto" and getattr(method, "preset", "") is None:
+        short, settings = copy.copy(method), PRESETS["cpu"]
+        short.steps, short.step_scale = settings["steps"], settings["step_scale"]
+        short.views = paper_views(settings["scales"])
+        short._final_views = paper_views(settings["final_scales"])
+        ways["--preset cpu"] = short.estimate(height, width).seconds
     fewer = min(height * width, method.max_pixels) // 4
     if getattr(method, "mode", "") == "paper" and fewer >= MIN_PIXELS:
         shrunk = (fewer / (height * width)) ** 0.5

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from conftest import TinyNet, random_image, seeded
 from selfadapt import SelfAdapt, create_method
 from selfadapt.adapt import NOT_NEEDED
-from selfadapt.auto import StatisticsShift, label_iou, quality, temperature
+from selfadapt.auto import (
+    StatisticsShift,
+    expected_confidence,
+    label_iou,
+    quality,
+    temperature,
+)
 from selfadapt.method import UNLIKE
 from selfadapt.models.detect import IMAGENET_MEAN, IMAGENET_STD
 
@@ -71,9 +77,17 @@ def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) ->
     )
     gain = reference_iou(middle, small) - reference_iou(middle, san.argmax(dim=0))
     share = min(max((gain + 0.1) / 0.1, 0), 1)
-    expected = float((plain.amax(dim=0).mean() + fused.amax(dim=0).mean()) / 2)
+    sure = float((plain.amax(dim=0).mean() + fused.amax(dim=0).mean()) / 2)
     chance = 1 / num_classes
-    estimate = max((expected - chance) / (1 - chance), 0) ** 3
+    estimate = max((sure - chance) / (1 - chance), 0) ** 3
+
+    half = reference_views(image, model, alpha, (0.5,))
+    agree = [(j, k) for j, k in pixels if int(plain[:, j, k].argmax()) == int(middle[j, k])]
+    weight = max(kept_san, share)
+    expected = [
+        (1 - weight) * float(plain[:, j, k].max()) + weight * float(half[:, j, k].max())
+        for j, k in agree
+    ]
 
     kept = [(j, k) for j, k in pixels if target[j, k] != 255]
     counts = [sum(int(target[j, k]) == c for j, k in kept) for c in range(num_classes)]
@@ -107,8 +121,9 @@ def reference_auto(image: Tensor, model: nn.Module, alpha: float, steps: int) ->
     low, high = 0.2, 8.0
     for _ in range(60):
         middle_t = math.sqrt(low * high)
-        sure = float((probs.log() / middle_t).softmax(dim=0).amax(dim=0).mean())
-        low, high = (middle_t, high) if sure > expected else (low, middle_t)
+        after = (probs.log() / middle_t).softmax(dim=0)
+        is_too_sure = sum(float(after[:, j, k].max()) for j, k in agree) > sum(expected)
+        low, high = (middle_t, high) if is_too_sure else (low, middle_t)
     return {
         "probs": (probs.log() / low).softmax(dim=0), "share": share, "san": kept_san,
         "losses": losses, "quality": estimate, "weights": weights, "temperature": low,
@@ -172,7 +187,7 @@ def test_a_temperature_keeps_labels_and_reaches_the_confidence() -> None:
     probs = torch.randn(5, 40, 300, generator=torch.Generator().manual_seed(0)).mul(3).softmax(0)
     for goal in (0.4, 0.6, 0.9):
         scores = probs.log()
-        after = (scores / temperature(scores, torch.tensor(goal))).softmax(dim=0)
+        after = (scores / temperature(scores, torch.full((40, 160), goal))).softmax(dim=0)
         assert torch.equal(after.argmax(dim=0), probs.argmax(dim=0))
         assert float(after.amax(dim=0).mean()) == pytest.approx(goal, abs=0.01)
 
@@ -183,11 +198,21 @@ def test_the_iou_of_labels_counts_classes_that_either_has() -> None:
     assert float(label_iou(first, second, 6)) == pytest.approx((5 / 6 + 0 + 1 / 2) / 3)
 
 
-def test_quality_falls_with_confidence_and_is_a_share() -> None:
-    values = [float(quality(torch.tensor(c), 4)) for c in (0.1, 0.25, 0.5, 0.9, 1.0)]
-    assert values == sorted(values)
-    assert values[0] == values[1] == 0
-    assert values[-1] == 1
+def test_quality_rises_with_confidence_and_is_a_share() -> None:
+    sure, even = (torch.tensor(p).reshape(4, 1, 1) for p in ([1.0, 0, 0, 0], [0.25] * 4))
+    assert float(quality(sure, sure)) == 1
+    assert float(quality(even, even)) == 0
+    assert float(quality(sure, even)) == float(quality(even, sure)) == pytest.approx(0.5**3)
+
+
+def test_views_tell_how_sure_to_be_of_images_that_call_for_adaptation() -> None:
+    plain = torch.tensor([[0.9, 0.8, 0.6], [0.1, 0.2, 0.4]]).reshape(2, 1, 3)
+    views = torch.tensor([[0.7, 0.6, 0.4], [0.3, 0.4, 0.6]]).reshape(2, 1, 3)
+    for weight, expected in ((0.0, [0.9, 0.8, 0]), (0.5, [0.8, 0.7, 0]), (1.0, [0.7, 0.6, 0])):
+        values = expected_confidence(plain, views, torch.tensor(weight))
+        torch.testing.assert_close(values, torch.tensor([expected]))
+    nowhere = expected_confidence(plain, plain.flip(0), torch.tensor(0.0))
+    torch.testing.assert_close(nowhere, plain.amax(dim=0))
 
 
 def test_a_low_quality_is_told() -> None:

@@ -101,6 +101,15 @@ def test_no_image_takes_more_than_its_budget_and_one_plain_pass(
         assert len(result.losses) >= (steps - 3) / 2
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("budget_ms", [20, 900, 1300, 2000])
+def test_a_preset_keeps_to_the_budget(budget_ms: float, preset: str, clock: Clock) -> None:
+    method = SelfAdapt(Slow(), preset=preset, budget_ms=budget_ms)
+    start = clock.now
+    method(random_image(256, 512))
+    assert clock.now - start <= budget_ms / 1000 + 0.25
+
+
 def test_an_estimate_is_what_an_image_takes(clock: Clock) -> None:
     method = SelfAdapt(Slow(), mode="paper", steps=2, scales=(0.5,))
     estimate = method.estimate(256, 512)
@@ -118,18 +127,24 @@ def test_what_does_not_fit_into_memory_is_refused_before_work_starts(
     assert SaNOnly(tiny)(torch.zeros(3, 64, 64)).label.shape == (64, 64)
 
 
-def test_the_preset_is_its_settings(tiny: nn.Module, image: Tensor) -> None:
-    expected = SelfAdapt(tiny, **PRESETS["realtime"])(image)
-    assert torch.equal(
-        SelfAdapt(tiny, mode="paper", preset="realtime")(image).probs, expected.probs
-    )
-    assert not torch.equal(SelfAdapt(tiny, mode="paper")(image).probs, expected.probs)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_preset_is_its_settings(preset: str, tiny: nn.Module, image: Tensor) -> None:
+    expected = SelfAdapt(tiny, **PRESETS[preset])(image)
+    assert expected.quality is not None
+    assert torch.equal(SelfAdapt(tiny, preset=preset)(image).probs, expected.probs)
+    assert not torch.equal(SelfAdapt(tiny)(image).probs, expected.probs)
+
+
+def test_in_real_time_large_images_are_scaled_down(tiny: nn.Module) -> None:
+    result = SelfAdapt(tiny, preset="realtime", compare=False)(random_image(900, 1000))
+    assert tuple(result.label.shape) == (900, 1000)
+    assert any("942x848" in note for note in result.notes)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown preset": ({"preset": "realtim"}, "unknown preset 'realtim'; did you mean 'realtime'"),
-    "preset and steps": ({"preset": "realtime", "steps": 5}, "sets steps to 2, got 5; leave out"),
-    "preset and mode": ({"preset": "realtime", "mode": "official"}, "sets mode to 'paper'"),
+    "preset and steps": ({"preset": "realtime", "steps": 5}, "sets steps to 3, got 5; leave out"),
+    "preset and mode": ({"preset": "realtime", "mode": "official"}, "sets mode to 'auto'"),
     "negative budget": ({"budget_ms": -1}, "budget_ms must be a number, 0 or more, got -1"),
     "large step scale": ({"step_scale": 1.5}, "step_scale must be a number, 0.01 to 1, got 1.5"),
     "weight over 1": ({"final_weight": 2}, "final_weight must be a number, 0 to 1, got 2"),
@@ -144,8 +159,8 @@ def test_wrong_settings_are_explained(case: str, tiny: nn.Module) -> None:
 
 
 def test_settings_of_a_preset_may_be_given_if_they_are_the_same(tiny: nn.Module) -> None:
-    method = SelfAdapt(tiny, mode="paper", preset="realtime", steps=2, scales=[0.25, 0.5])
-    assert (method.steps, method.step_scale) == (2, 0.625)
+    method = SelfAdapt(tiny, preset="realtime", steps=3, scales=[0.25, 0.5])
+    assert (method.steps, method.step_scale, method.max_pixels) == (3, 0.5, 800_000)
 
 
 def test_steps_on_a_smaller_image_adapt_at_that_size(tiny: nn.Module) -> None:

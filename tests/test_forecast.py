@@ -13,7 +13,7 @@ import selfadapt
 from conftest import TinyNet, random_image, seeded
 from runs import domain, run_cli, write_domain, write_recipe
 from selfadapt.cost import Estimate
-from selfadapt.forecast import forecast, total_seconds
+from selfadapt.forecast import faster, forecast, total_seconds
 from selfadapt.images import to_pil
 from selfadapt.labels import class_space
 from selfadapt.method import UNLIKE
@@ -71,6 +71,15 @@ def test_what_is_not_faster_is_not_named() -> None:
     assert "--method san" in text
     assert len(forecast("self-adapt", Timed(budget_ms=3000), {HD: 1})) == 1
     assert total_seconds(Timed(budget_ms=3000), {HD: 2}) == pytest.approx(2 * 13)
+
+
+def test_the_default_mode_has_a_preset_for_cpus() -> None:
+    model = seeded(TinyNet)
+    full, short = selfadapt.SelfAdapt(model), selfadapt.SelfAdapt(model, preset="cpu")
+    ways = faster(full, HD)
+    short._rates = full._rates  # measured once
+    assert ways["--preset cpu"] == short.estimate(*HD).seconds < full.estimate(*HD).seconds / 2
+    assert "--preset cpu" not in faster(short, HD)
 
 
 def test_small_images_are_not_to_be_made_smaller() -> None:
