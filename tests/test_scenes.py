@@ -1,6 +1,7 @@
 """Scenes: adapted to once, segmented in tiles, read and written with their georeference."""
 
 import csv
+import math
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from conftest import TinyNet, needs_data, random_image, seeded
 from networks import NETWORKS
 from runs import run_cli, start_cli
 from selfadapt.images import to_pil
-from selfadapt.predict import segment_scene
+from selfadapt.predict import LargeImages, segment_scene
 from selfadapt.scenes import (
     PictureReader,
     RasterReader,
@@ -37,7 +38,7 @@ from selfadapt.streets import render
 
 rasterio = pytest.importorskip("rasterio")
 NET = ("--model", "streets", "--device", "cpu")
-SAN = (*NET, "--method", "san", "--max-pixels", 20_000)
+SAN = (*NET, "--method", "san", "--max-pixels", 20_000, "--large", "tiles")
 
 
 def label_of(path: Path) -> np.ndarray:
@@ -272,7 +273,10 @@ def test_official_mode_scales_down_as_the_released_code_does(tmp_path: Path, cap
 def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     photo = tmp_path / "scene.png"
     to_pil(street(rows=3, columns=4) / 255).save(photo)
-    words = ("predict", photo, *NET, "--mode", "paper", "--steps", 2, "--max-pixels", 20_000)
+    words = (
+        "predict", photo, *NET, "--mode", "paper", "--steps", 2, "--max-pixels", 20_000,
+        "--large", "tiles",
+    )  # fmt: skip
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = start_cli(*words, "-o", killed)
     done = killed / ".predict/tiles/scene/done"
@@ -512,3 +516,17 @@ def test_a_call_goes_on_only_with_the_same_image_and_settings(
     for other, alpha in ((photos[0], 0.2), (photos[1], 0.1)):
         assert tiles(photos[0], 0.1, stop=True) == 3
         assert tiles(other, alpha) == total
+
+
+def test_few_pixels_asked_for_speed_do_not_mean_tiles() -> None:
+    model = selfadapt.open_model("streets")
+    few = selfadapt.create_method("san", model, max_pixels=20_000)
+    many = selfadapt.create_method("san", model, max_pixels=4_000_000)
+    ensemble = selfadapt.create_method("ensemble", [model, model])
+    assert LargeImages(few).max_pixels() == 4 * 1024 * 2048
+    assert LargeImages(few, "tiles").max_pixels() == 20_000
+    assert LargeImages(few, "shrink").max_pixels() == math.inf
+    assert LargeImages(many).max_pixels() == 16_000_000
+    assert LargeImages(ensemble).max_pixels() == math.inf
+    with pytest.raises(ValueError, match="needs a method with one network"):
+        LargeImages(ensemble, "tiles")

@@ -88,7 +88,7 @@ def _predict_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--large", choices=("tiles", "shrink"),
         help="Images of more than --max-pixels: adapt once and segment them in tiles, or scale "
-        "them down. By default tiles for more than four times as many pixels.",
+        "them down. By default tiles from eight megapixels on.",
     )  # fmt: skip
     parser.add_argument(
         "--bands", nargs="+", type=int, metavar="BAND",

@@ -52,7 +52,8 @@ from selfadapt.views import Size
 
 Large = Literal["tiles", "shrink"]
 LARGE_FACTOR = 4
-"""Images of more than this many times ``max_pixels`` are segmented in tiles by default."""
+"""Images of more than this many times ``max_pixels``, or its default where that is more, are
+segmented in tiles unless asked otherwise."""
 PICTURES = ("color", "overlay", "panel")
 """Outputs for people, which are reduced to two megapixels; others have the size of the scene."""
 ShowTiles = Callable[[int, int], None]
@@ -138,8 +139,8 @@ class LargeImages:
 
     Args:
         method: The method.
-        large: What to do with images that do not fit whole. None: tiles for those of more than four
-            times ``max_pixels``, if the method can; the others are scaled down.
+        large: What to do with images of more than ``max_pixels``. None: tiles for those of more
+            than eight megapixels, if the method can; the others are scaled down.
         bands: Indices of the bands to take of georeferenced images.
     """
 
@@ -158,7 +159,9 @@ class LargeImages:
             return inf
         if self.large is None and self.method.mode == "official":
             return inf  # the released code scales down
-        return self.method.max_pixels * (1 if self.large == "tiles" else LARGE_FACTOR)
+        if self.large == "tiles":
+            return self.method.max_pixels
+        return LARGE_FACTOR * max(self.method.max_pixels, MAX_PIXELS)  # fewer are for speed
 
     def is_scene(self, item: Input) -> bool:
         """Return True if a file is georeferenced, or to be segmented in tiles."""
