@@ -80,6 +80,8 @@ class TTA(Method):
         **common: See ``Method``.
     """
 
+    is_single_network = False
+
     def __init__(
         self,
         model: nn.Module,

@@ -186,6 +186,8 @@ class InTEnt(Method):
         **common: See ``Method``.
     """
 
+    is_single_network = False
+
     def __init__(
         self, model: nn.Module, *, alphas: Sequence[float] = ALPHAS, **common: Unpack[Common]
     ) -> None:

@@ -103,6 +103,8 @@ class Method(BatchSegmenter):
         interface: What the network takes and gives, where that is not detected.
     """
 
+    is_single_network: bool = True
+    """The prediction is that of one network, not a mean over several passes: ``adapt`` works."""
     selection: Selection | None = None
     """The parameters that steps change, and how they were chosen."""
 

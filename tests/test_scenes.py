@@ -438,8 +438,11 @@ def test_rasters_that_cannot_be_read(tmp_path: Path, capsys: Any) -> None:
     assert run_cli("predict", cut, empty, bands, good, *words) == 1
     captured = capsys.readouterr()
     assert "cut.tif cannot be read" in captured.err
-    assert "empty.tif must have pixels with data, but has none" in captured.err
-    assert '"done": 2' in captured.out
+    assert '"done": 3' in captured.out
+    with rasterio.open(tmp_path / "out/empty_label.tif") as label:
+        assert (label.read(1) == 255).all()
+    assert run_cli("predict", good, *SAN, "--bands", 1, 2, "-o", tmp_path / "other") == 2
+    assert "--bands must name 3 bands" in capsys.readouterr().err
     assert run_cli("predict", good, *SAN, "--bands", 1, 2, 9, "-o", tmp_path / "other") == 1
     assert "--bands must be from 1 to 3" in capsys.readouterr().err
     assert run_cli("predict", good, *SAN, "--large", "never", "-o", tmp_path / "other2") == 2
@@ -528,5 +531,82 @@ def test_few_pixels_asked_for_speed_do_not_mean_tiles() -> None:
     assert LargeImages(few, "shrink").max_pixels() == math.inf
     assert LargeImages(many).max_pixels() == 16_000_000
     assert LargeImages(ensemble).max_pixels() == math.inf
-    with pytest.raises(ValueError, match="needs a method with one network"):
+    with pytest.raises(ValueError, match="needs a method whose prediction is that of one network"):
         LargeImages(ensemble, "tiles")
+
+
+def test_an_ensemble_keeps_the_georeference(tmp_path: Path) -> None:
+    path = write_raster(tmp_path / "scene.tif", street(1, 1).numpy())
+    words = ("--model", "streets", *NET, "--method", "ensemble", "--outputs", "label")
+    assert run_cli("predict", path, *words, "-o", tmp_path / "out") == 0
+    with rasterio.open(tmp_path / "out/scene_label.tif") as label:
+        assert label.crs.to_epsg() == 32632
+
+
+def test_what_counts_as_no_data(tmp_path: Path) -> None:
+    """A pixel with data in one band counts; one that is not finite does not."""
+    levels = street(1, 1).numpy()
+    levels[0, :30, :30], levels[:, 60:90, :30] = 0, 0
+    valid = RasterReader(write_raster(tmp_path / "byte.tif", levels, nodata=0)).valid(
+        Window(0, 0, 128, 256)
+    )
+    assert valid is not None
+    assert valid[:30, :30].any()
+    assert not valid[60:90, :30].any()
+    values = levels.astype(np.float32)
+    values[0, :30, :30] = np.nan
+    valid = RasterReader(write_raster(tmp_path / "float.tif", values)).valid(Window(0, 0, 40, 40))
+    assert valid is not None
+    assert not valid[:30, :30].any()
+    assert valid[30:].all()
+
+
+def test_a_palette_is_refused(tmp_path: Path) -> None:
+    path = write_raster(tmp_path / "palette.tif", np.zeros((1, 8, 8), np.uint8))
+    with rasterio.open(path, "r+") as dataset:
+        dataset.write_colormap(1, {0: (9, 8, 7, 255)})
+    with pytest.raises(ValueError, match="the indices of a palette"):
+        RasterReader(path)
+
+
+def test_a_shrunken_scene_has_maps_of_its_size(tmp_path: Path) -> None:
+    path = write_raster(tmp_path / "scene.tif", street(1, 1).numpy())
+    method = selfadapt.create_method("san", selfadapt.open_model("streets"), max_pixels=9000)
+    outputs = ("label", "probs", "panel")
+    result = segment_scene(method, path, tmp_path / "out", outputs=outputs, large="shrink")
+    assert np.load(result.paths["probs"])["probs"].shape == (9, 128, 256)
+    with PILImage.open(result.paths["panel"]) as panel:
+        shown = np.asarray(panel.convert("RGB"))[40:120, 256:512]
+    assert shown.max() > 0, "as trained"
+
+
+def test_nothing_of_the_user_is_replaced(tmp_path: Path, capsys: Any) -> None:
+    path = write_raster(tmp_path / "scene.tif", street(1, 1).numpy())
+    out = tmp_path / "out"
+    out.mkdir()
+    method = selfadapt.create_method("san", selfadapt.open_model("streets"))
+    for name in ("scene_label.tif.aux.xml", "classes.json"):
+        (out / name).write_text("mine")
+        with pytest.raises(FileExistsError, match="would be replaced"):
+            segment_scene(method, path, out, outputs="label")
+        assert run_cli("predict", path, *NET, "--method", "san", "-o", out) == 2
+        assert "would be replaced" in capsys.readouterr().err
+        assert (out / name).read_text() == "mine"
+        (out / name).unlink()
+    for wrong in ({"name": "../other"}, {"large": "never"}, {"outputs": "mask"}):
+        with pytest.raises(ValueError, match="must be|unknown output"):  # noqa: RUF043
+            segment_scene(method, path, out, **wrong)
+
+
+def test_a_full_disk_stops_a_run(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    path = write_raster(tmp_path / "scene.tif", street(1, 1).numpy())
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise rasterio.errors.RasterioIOError("no space left")
+
+    monkeypatch.setattr("rasterio.shutil.copy", fail)
+    words = ("predict", path, *NET, "--method", "san", "--outputs", "label")
+    assert run_cli(*words, "-o", tmp_path / "out") == 2
+    assert "scene_label.tif could not be written (no space left)" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert run_cli(*words, "-o", tmp_path / "out") == 0  # it goes on

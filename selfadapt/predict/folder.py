@@ -103,6 +103,7 @@ class PredictFolder(RunStore):
         if not overwrite:  # nor are files replaced that no earlier run has written
             new = [item for item in left if item.file not in reserved]
             paths = [path for item in new for path in self.paths(item).values()]
+            paths += [categories_path(path) for path in paths if path.suffix == ".tif"]
             if not (self.work / RECORD).exists():
                 paths += [self.path / name for name in SHARED_FILES]
             if foreign := [path for path in paths if path in existing]:

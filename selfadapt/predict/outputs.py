@@ -21,6 +21,7 @@ from selfadapt.labels import Classes, Color, predicted_colors, predicted_names
 from selfadapt.patterns import alternatives
 from selfadapt.predict.legend import heading, legend, legend_below, text_size
 from selfadapt.result import ResizedMap, Result, best_of, map_parts
+from selfadapt.scenes.geotiff import categories_path
 
 OUTPUTS = {
     "label": "the class of each pixel, as a number",
@@ -240,24 +241,53 @@ def save_result(
     """Write a result and its classes to a folder; see ``Result.save``."""
     if outputs is None:
         outputs = [kind for kind in DEFAULT if image is not None or kind not in SHOW_IMAGE]
+    names = predicted_names(classes, result.num_classes)
+    colors = predicted_colors(classes, len(names))
+    base, paths = new_paths(folder, name, image, outputs, overwrite=overwrite)
+    check_classes(folder, names, colors, overwrite=overwrite)
+    write_result(result, image, base, classes, tuple(paths))
+    write_classes(folder, names, colors)
+    return paths
+
+
+def new_paths(
+    folder: Path,
+    name: str | None,
+    image: Image | None,
+    outputs: Sequence[str],
+    *,
+    raster: bool = False,
+    overwrite: bool,
+) -> tuple[Path, dict[str, Path]]:
+    """Return the prefix and the paths of the outputs of an image, which replace no file.
+
+    Args:
+        folder: The folder.
+        name: Prefix of the names; None: the name of the image file.
+        image: The image.
+        outputs: Kinds of output, or one of them.
+        raster: The image is georeferenced.
+        overwrite: They may replace files.
+    """
     outputs = check_outputs([outputs] if isinstance(outputs, str) else outputs)
     if name is None:
         name = Path(image).stem if isinstance(image, str | os.PathLike) else "image"
     if name != Path(name).name or not name:
         raise ValueError(f"name must be a prefix of file names without folders, got {name!r}")
-    names = predicted_names(classes, result.num_classes)
-    colors = predicted_colors(classes, len(names))
-    paths = output_paths(folder / name, outputs)
-    if not overwrite:
-        existing = [path for path in paths.values() if path.exists()]
-        classes_path = folder / CLASSES
-        if classes_path.exists() and not _has_text(classes_path, classes_json(names, colors)):
-            existing.append(classes_path)
-        if existing:
-            raise would_be_replaced(existing[0])
-    write_result(result, image, folder / name, classes, outputs)
-    write_classes(folder, names, colors)
-    return paths
+    paths = output_paths(folder / name, outputs, raster=raster)
+    for path in (*paths.values(), *map(categories_path, paths.values() if raster else ())):
+        if path.exists() and not overwrite:
+            raise would_be_replaced(path)
+    return folder / name, paths
+
+
+def check_classes(
+    folder: Path, names: Sequence[str], colors: Sequence[Color], *, overwrite: bool
+) -> None:
+    """Raise FileExistsError if the classes of a folder would be replaced by others."""
+    path = folder / CLASSES
+    if path.exists() and not overwrite and not _has_text(path, classes_json(names, colors)):
+        raise would_be_replaced(path)
 
 
 def write_png(picture: PILImage.Image, path: Path, kind: str) -> None:

@@ -219,7 +219,7 @@ class PredictRun:
         with closing(results):
             for _ in results:
                 pass
-        for item in sorted(scenes, key=images.index):
+        for item in sorted(scenes, key=lambda item: self._order[item.file]):
             self._segment_scene(item)
 
     def _segment_scene(self, item: Input) -> None:

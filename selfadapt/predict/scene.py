@@ -16,7 +16,7 @@ from PIL import Image as PILImage
 
 from selfadapt.adapted import AdaptError
 from selfadapt.data.reading import read_image_size
-from selfadapt.files import make_folder, would_be_replaced
+from selfadapt.files import make_folder
 from selfadapt.images import Image, label_image
 from selfadapt.labels import Classes, predicted_colors, predicted_names
 from selfadapt.method import Method
@@ -27,8 +27,8 @@ from selfadapt.predict.inputs import Input
 from selfadapt.predict.outputs import (
     DEFAULT,
     Masks,
-    check_outputs,
-    output_paths,
+    check_classes,
+    new_paths,
     pictures_of,
     write_classes,
     write_png,
@@ -37,13 +37,13 @@ from selfadapt.predict.outputs import (
 from selfadapt.predict.stream import Segmented
 from selfadapt.result import Result
 from selfadapt.scenes import (
-    PictureReader,
     RasterReader,
     SceneMaps,
     WindowReader,
     blocks,
-    is_raster,
+    check_bands,
     nearest,
+    open_scene,
     segment_tiles,
     segment_whole,
 )
@@ -112,25 +112,29 @@ def segment_scene(
         ValueError: The image cannot be read, or the method cannot segment tiles.
     """
     path = Path(image) if isinstance(image, str | os.PathLike) else None
-    reads_windows = path is not None and is_raster(path)
-    base = Path(folder) / (name or (path.stem if path else "image"))
-    paths = output_paths(base, check_outputs(outputs), raster=reads_windows)
-    if existing := [path for path in paths.values() if path.exists() and not overwrite]:
-        raise would_be_replaced(existing[0])
-    classes = classes or getattr(getattr(method.model, "spec", None), "classes", None)
-    settings = f"{fingerprint(method.model)} {method!r} {bands}"  # another one starts again
-    stamp = f"{Input(path).stamp() if path else secrets.token_hex()} {settings}"
+    if large not in ("tiles", "shrink"):
+        raise ValueError(f"large must be tiles or shrink, got {large!r}")
     channels = method.interface.channels or 3
-    scene = (
-        RasterReader(path, channels, bands)
-        if path and reads_windows
-        else PictureReader(image, channels)
-    )
-    work = base.with_name(f".{base.name}.tiles")
-    result = write_scene(method, scene, paths, work, classes, large, stamp=stamp, show=show)
-    number = len(result.shares)
-    names, colors = predicted_names(classes, number), predicted_colors(classes, number)
-    write_classes(Path(folder), names, colors)
+    classes = classes or getattr(getattr(method.model, "spec", None), "classes", None)
+    folder = Path(folder)
+    with open_scene(image, channels, bands) as scene:
+        base, paths = new_paths(
+            folder, name, image, outputs, raster=isinstance(scene, RasterReader),
+            overwrite=overwrite,
+        )  # fmt: skip
+        if classes is not None:
+            check_classes(
+                folder, tuple(classes), predicted_colors(classes, len(classes)),
+                overwrite=overwrite,
+            )  # fmt: skip
+        settings = f"{fingerprint(method.model)} {method!r} {bands}"  # another one starts again
+        stamp = f"{Input(path).stamp() if path else secrets.token_hex()} {settings}"
+        work = base.with_name(f".{base.name}.tiles")
+        result = write_scene(method, scene, paths, work, classes, large, stamp=stamp, show=show)
+    names = predicted_names(classes, len(result.shares))
+    colors = predicted_colors(classes, len(names))
+    check_classes(folder, names, colors, overwrite=overwrite)
+    write_classes(folder, names, colors)
     return result
 
 
@@ -149,13 +153,21 @@ class LargeImages:
     ) -> None:
         if large not in (None, "tiles", "shrink"):
             raise ValueError(f"--large must be tiles or shrink, got {large!r}")
-        if large == "tiles" and not isinstance(method, Method):
-            raise ValueError("--large tiles needs a method with one network, not an ensemble")
+        has_budget = getattr(method, "budget_ms", None) is not None
+        self._has_tiles = isinstance(method, Method) and method.is_single_network and not has_budget
+        if large == "tiles" and not self._has_tiles:
+            raise ValueError(
+                "--large tiles needs a method whose prediction is that of one network, not a mean "
+                f"over several, and no time budget; got {type(method).__name__}"
+            )
+        self.channels = method.interface.channels or 3  # type: ignore[attr-defined]
+        if bands is not None:
+            check_bands(bands, self.channels)
         self.method, self.large, self.bands = method, large, bands
 
     def max_pixels(self) -> float:
         """Return the number of pixels beyond which an image is segmented in tiles."""
-        if not isinstance(self.method, Method) or self.large == "shrink":
+        if not self._has_tiles or not isinstance(self.method, Method) or self.large == "shrink":
             return inf
         if self.large is None and self.method.mode == "official":
             return inf  # the released code scales down
@@ -165,7 +177,7 @@ class LargeImages:
 
     def is_scene(self, item: Input) -> bool:
         """Return True if a file is georeferenced, or to be segmented in tiles."""
-        if not isinstance(self.method, Method) or not item.path.is_file():  # a pipe would block
+        if not item.path.is_file():  # a pipe would block
             return False
         try:
             return item.is_raster or prod(read_image_size(item.path)) > self.max_pixels()
@@ -182,18 +194,11 @@ class LargeImages:
         show: ShowTiles,
     ) -> Segmented:
         """Segment a file that ``is_scene`` and write its outputs, see ``write_scene``."""
-        assert isinstance(self.method, Method)
-        channels = self.method.interface.channels or 3
-        scene: WindowReader
-        if item.is_raster:
-            scene = RasterReader(item.path, channels, self.bands)
-            is_large = scene.size[0] * scene.size[1] > self.max_pixels()
-        else:
-            scene, is_large = PictureReader(item.path, channels), True
-        large = self.large if is_large else "shrink"
-        result = write_scene(
-            self.method, scene, paths, work, classes, large, stamp=stamp, show=show
-        )
+        with open_scene(item.path, self.channels, self.bands) as scene:
+            large = self.large if prod(scene.size) > self.max_pixels() else "shrink"
+            result = write_scene(
+                self.method, scene, paths, work, classes, large, stamp=stamp, show=show
+            )
         maps = torch.empty(len(result.shares), 0, 0)
         summary = Result(
             probs=maps, quality=result.quality, notes=result.notes, seconds=result.seconds
@@ -202,7 +207,7 @@ class LargeImages:
 
 
 def write_scene(
-    method: Method,
+    method: Segments,
     scene: WindowReader,
     paths: dict[str, Path],
     work: Path,
@@ -228,7 +233,8 @@ def write_scene(
     height, width = scene.size
     notes: tuple[str, ...] = ()
     maps = None
-    if large != "shrink" and height * width > method.max_pixels:
+    is_whole = not isinstance(method, Method) or height * width <= method.max_pixels
+    if isinstance(method, Method) and large != "shrink" and not is_whole:
         if "probs" in paths:
             raise ValueError(
                 "probs are written of images that are segmented whole, not in tiles: leave out "
@@ -236,14 +242,15 @@ def write_scene(
             )
         try:
             maps = segment_tiles(method, scene, work, stamp=stamp, show=show)
-        except AdaptError as error:
-            if large == "tiles":
+        except ValueError as error:
+            shutil.rmtree(work, ignore_errors=True)
+            if large == "tiles" or not isinstance(error, AdaptError):
                 raise
             notes = (f"not segmented in tiles: {error}",)
     maps = segment_whole(method, scene) if maps is None else maps
     make_folder(next(iter(paths.values())).parent)
     size = size_within(scene.size, MAX_PIXELS)
-    if _write(maps, scene, paths, classes, size) and size != scene.size:
+    if _write(maps, scene, paths, work, classes, size) and size != scene.size:
         notes += (f"pictures are reduced to {size[1]}x{size[0]}, label and confidence are not",)
     shares = _shares(maps, scene)
     shutil.rmtree(work, ignore_errors=True)
@@ -257,6 +264,7 @@ def _write(
     maps: SceneMaps,
     scene: WindowReader,
     paths: dict[str, Path],
+    work: Path,
     classes: Classes | None,
     size: Size,
 ) -> bool:
@@ -267,10 +275,10 @@ def _write(
     if isinstance(scene, RasterReader):
         if "label" in paths:
             write_geotiff(
-                maps.label, paths["label"], scene, nodata=nodata, names=names, colors=colors
+                maps.label, paths["label"], scene, work, nodata=nodata, names=names, colors=colors
             )
         if "confidence" in paths:
-            write_geotiff(maps.confidence, paths["confidence"], scene, nodata=0)
+            write_geotiff(maps.confidence, paths["confidence"], scene, work, nodata=0)
     else:
         if "label" in paths:
             label = label_image(torch.from_numpy(np.asarray(maps.label)), colors)
@@ -286,8 +294,9 @@ def _write(
         if valid is not None and maps.num_classes <= 255:
             small[~valid.numpy()] = nodata  # black
         confidence = torch.from_numpy(nearest(maps.confidence, size))
+        source = None if maps.source is None else torch.from_numpy(nearest(maps.source, size))
         masks = Masks(
-            torch.from_numpy(small), confidence, names, colors=colors, adapted=maps.is_adapted
+            torch.from_numpy(small), confidence, names, source, colors, adapted=maps.is_adapted
         )
         for kind, shown in pictures_of(masks, scene.overview(MAX_PIXELS), kinds).items():
             write_png(shown, paths[kind], kind)

@@ -4,7 +4,9 @@ from selfadapt.scenes.reading import (
     PictureReader,
     RasterReader,
     WindowReader,
+    check_bands,
     is_raster,
+    open_scene,
     raster_size,
 )
 from selfadapt.scenes.segment import SceneMaps, nearest, sample, segment_tiles, segment_whole
@@ -19,8 +21,10 @@ __all__ = [
     "Window",
     "WindowReader",
     "blocks",
+    "check_bands",
     "is_raster",
     "nearest",
+    "open_scene",
     "raster_size",
     "sample",
     "segment_tiles",

@@ -1,5 +1,6 @@
 """Scenes: images that are read in windows, from pictures and from georeferenced rasters."""
 
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -50,6 +51,15 @@ class WindowReader(ABC):
     def valid(self, window: Window, size: Size | None = None) -> Tensor | None:
         """Return which pixels of a window ``(H, W)`` are part of the scene; None: all."""
         return None
+
+    def close(self) -> None:  # noqa: B027, an image in memory has none
+        """Close the file."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def whole(self) -> Window:
@@ -107,7 +117,7 @@ class RasterReader(WindowReader):
         kinds = {self.dataset.dtypes[band - 1] for band in self.bands}
         if any("complex" in kind for kind in kinds):
             raise ValueError(f"{path} must hold real numbers, got bands of {', '.join(kinds)}")
-        self._is_8_bit = kinds == {"uint8"}
+        self._is_8_bit, self._is_float = kinds == {"uint8"}, any("float" in k for k in kinds)
         if not self._is_8_bit:
             low, high = (", ".join(f"{x:g}" for x in ends) for ends in self._ranges.T.tolist())
             self.notes += (
@@ -132,29 +142,39 @@ class RasterReader(WindowReader):
         return ((levels - low) / (high - low)).nan_to_num_(0.0).clamp_(0, 1)
 
     def valid(self, window: Window, size: Size | None = None) -> Tensor | None:
-        """Return which pixels of a window ``(H, W)`` have data; None: all."""
+        """Return which pixels of a window ``(H, W)`` have data in some band; None: all."""
         flags = (self.dataset.mask_flag_enums[band - 1] for band in self.bands)
-        if all("all_valid" in {flag.name for flag in of_band} for of_band in flags):
-            return None
-        shape = None if size is None else (len(self.bands), *size)
-        with _named_errors(self.path):
-            masks = self.dataset.read_masks(
-                list(self.bands), window=_window(window), out_shape=shape
-            )
-        return torch.from_numpy(masks > 0).all(dim=0)
+        is_masked = not all("all_valid" in {flag.name for flag in of_band} for of_band in flags)
+        valid = None
+        if is_masked:
+            shape = None if size is None else (len(self.bands), *size)
+            with _named_errors(self.path):
+                masks = self.dataset.read_masks(
+                    list(self.bands), window=_window(window), out_shape=shape
+                )
+            valid = torch.from_numpy(masks > 0).any(dim=0)
+        if self._is_float:
+            is_finite = self._read(window, size).isfinite().all(dim=0)
+            valid = is_finite if valid is None else valid & is_finite
+        return valid
+
+    def close(self) -> None:
+        """Close the file."""
+        self.dataset.close()
 
     def _choose_bands(self, bands: Sequence[int] | None) -> tuple[int, ...]:
         number, channels = self.dataset.count, self.channels
         if bands is not None:
-            if len(bands) != channels:
-                raise ValueError(
-                    f"--bands must name {channels} bands, as many as the network takes, got "
-                    f"{len(bands)}"
-                )
+            check_bands(bands, channels)
             if wrong := [band for band in bands if not 1 <= band <= number]:
                 raise ValueError(f"--bands must be from 1 to {number} for {self.path}, got {wrong}")
             return tuple(bands)
         names = [kind.name for kind in self.dataset.colorinterp]
+        if "palette" in names:
+            raise ValueError(
+                f"{self.path} must hold colours or gray values, but its values are the indices of "
+                "a palette; convert it: gdal_translate -expand rgb"
+            )
         if channels == 3 and {"red", "green", "blue"} <= set(names):
             return tuple(names.index(name) + 1 for name in ("red", "green", "blue"))
         if channels == 3 and number in (1, 2):
@@ -174,8 +194,8 @@ class RasterReader(WindowReader):
         is_used = levels.isfinite().all(dim=0)
         if valid is not None:
             is_used &= valid
-        if not is_used.any():
-            raise ValueError(f"{self.path} must have pixels with data, but has none")
+        if not is_used.any():  # as at the edge of a mosaic
+            return torch.tensor([[0.0, 1.0]]).repeat(len(levels), 1)
         low, high = np.quantile(levels[:, is_used].numpy(), PERCENTILES, axis=1)
         return torch.from_numpy(np.stack([low, np.where(high > low, high, low + 1)], 1)).float()
 
@@ -189,6 +209,27 @@ class RasterReader(WindowReader):
                 resampling=Resampling.average,
             )  # fmt: skip
         return torch.from_numpy(levels)
+
+
+def check_bands(bands: Sequence[int], channels: int) -> None:
+    """Raise ValueError unless there is a band for each channel of a network."""
+    if len(bands) != channels:
+        raise ValueError(
+            f"--bands must name {channels} bands, as many as the network takes, got {len(bands)}"
+        )
+
+
+def open_scene(image: Image, channels: int, bands: Sequence[int] | None = None) -> WindowReader:
+    """Return an image to be read in windows: a raster, or any other image in memory.
+
+    Args:
+        image: The image, see ``load_image``.
+        channels: Number of input channels of the network.
+        bands: Indices of the bands to take of a raster, from 1.
+    """
+    if isinstance(image, str | os.PathLike) and is_raster(Path(image)):
+        return RasterReader(Path(image), channels, bands)
+    return PictureReader(image, channels)
 
 
 def _open(path: Path) -> Any:

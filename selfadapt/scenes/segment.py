@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -28,6 +28,7 @@ from selfadapt.adapted import Adapted, AdaptError, changes_network
 from selfadapt.copying import private_copy
 from selfadapt.files import atomic_write, make_folder
 from selfadapt.method import Method
+from selfadapt.methods import Segments
 from selfadapt.prefetch import prefetch
 from selfadapt.result import ResizedMap, Result
 from selfadapt.scenes.reading import OVERVIEW_PIXELS, WindowReader
@@ -54,6 +55,8 @@ class SceneMaps:
     """Of the prediction for the windows that the network adapted to, see ``Result``."""
     is_adapted: bool = False
     """The network took gradient steps."""
+    source: np.ndarray | None = None
+    """Most likely class for the network as trained ``(H, W)``, if the method compares."""
     probs: Tensor | ResizedMap | None = None
     """Class probabilities ``(C, H, W)``, of a scene that was not segmented in tiles."""
 
@@ -125,19 +128,24 @@ def segment_tiles(
     )  # fmt: skip
 
 
-def segment_whole(method: Method, scene: WindowReader) -> SceneMaps:
-    """Segment a scene at a size of at most ``max_pixels``, and bring the label to its own size."""
-    result = method(scene.overview(method.max_pixels))
-    label = result.label.cpu().numpy().astype(np.uint8 if result.num_classes <= 256 else np.uint16)
+def segment_whole(method: Segments, scene: WindowReader) -> SceneMaps:
+    """Segment a scene at a size of at most ``max_pixels``, and bring the maps to its own size."""
+    first: Any = getattr(method, "members", (method,))[0]  # of an ensemble
+    result = method(scene.overview(first.max_pixels))
+    kind = np.uint8 if result.num_classes <= 256 else np.uint16
+    label, source = result.label.cpu().numpy().astype(kind), result.source_label
     confidence = (result.confidence.clamp(0, 1) * 255).round().byte().cpu().numpy()
-    notes = (*scene.notes, *result.notes)
+    notes, probs = (*scene.notes, *result.notes), result.stored_probs
     if label.shape != scene.size:
-        label, confidence = (nearest(map, scene.size) for map in (label, confidence))
-        height, width = result.label.shape
+        height, width = label.shape
+        label, confidence = (nearest(values, scene.size) for values in (label, confidence))
         notes += (f"segmented at {width}x{height}, the image is {scene.size[1]}x{scene.size[0]}",)
+        is_scores = isinstance(probs, ResizedMap) and probs.scores
+        values = probs.values if isinstance(probs, ResizedMap) else probs
+        probs = ResizedMap(values, scene.size, scores=is_scores)
     return SceneMaps(
         label, confidence, result.num_classes, notes, result.quality, bool(result.losses),
-        result.stored_probs,
+        None if source is None else source.cpu().numpy().astype(kind), probs,
     )  # fmt: skip
 
 
@@ -264,7 +272,10 @@ def _save(adapted: Adapted, path: Path) -> None:
     }
     with atomic_write(path) as temporary:
         copies = {name: value.contiguous().clone() for name, value in values.items()}
-        save_file(copies, temporary, {"adapted": json.dumps(content)})
+        try:
+            save_file(copies, temporary, {"adapted": json.dumps(content)})
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
 
 
 def _load(method: Method, path: Path) -> Adapted:

@@ -1,5 +1,6 @@
 """Overlapping tiles of a scene, and the files in which their predictions are blended."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
@@ -206,7 +207,11 @@ def _array(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> np.me
     """Return an array in a file. Before the first tile is done, the file may be cut off."""
     if num_done(path.parent):
         return open_memmap(path, mode="r+")
-    return open_memmap(path, mode="w+", shape=shape, dtype=dtype)
+    array = open_memmap(path, mode="w+", shape=shape, dtype=dtype)
+    if hasattr(os, "posix_fallocate"):  # a disk that fills up later would end the process
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def blocks(size: Size, side: int = 1024) -> Iterator[Window]:
