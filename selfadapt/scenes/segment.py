@@ -6,7 +6,6 @@ they meet.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from copy import copy
@@ -32,7 +31,15 @@ from selfadapt.methods import Segments
 from selfadapt.prefetch import prefetch
 from selfadapt.result import ResizedMap, Result
 from selfadapt.scenes.reading import OVERVIEW_PIXELS, WindowReader
-from selfadapt.scenes.tiles import ALIGNMENT, OVERLAP, TileCanvas, TileGrid, Window, num_done
+from selfadapt.scenes.tiles import (
+    ALIGNMENT,
+    CANVAS_FILES,
+    OVERLAP,
+    TileCanvas,
+    TileGrid,
+    Window,
+    num_done,
+)
 from selfadapt.views import Size, size_of
 
 WINDOW_SIDE = 512
@@ -87,8 +94,9 @@ def segment_tiles(
     """
     stamp_path = folder / "stamp"
     if not stamp_path.is_file() or stamp_path.read_text() != stamp:
-        shutil.rmtree(folder, ignore_errors=True)
         make_folder(folder)
+        for name in (STATE, *CANVAS_FILES):  # of another scene
+            (folder / name).unlink(missing_ok=True)
         with atomic_write(stamp_path) as temporary:
             temporary.write_text(stamp)
     network = _adapted(method, scene, folder) if changes_network(method) else copy(method)

@@ -25,6 +25,11 @@ ALIGNMENT = 32
 """Tiles start at multiples of this, where downsampling networks start in the whole image, too."""
 
 
+CANVAS_FILES = (
+    "done", "label.npy", "confidence.npy", "below0.npy", "below1.npy", "right0.npy", "right1.npy",
+)  # fmt: skip
+
+
 class Window(NamedTuple):
     """A part of a scene, in pixels."""
 
