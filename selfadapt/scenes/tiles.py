@@ -16,18 +16,17 @@ from selfadapt.files import atomic_write
 from selfadapt.views import Size
 
 OVERLAP = 320
-"""Pixels that neighbouring tiles share. A network knows little of what surrounds their outermost
-pixels: half of the rest is dropped, and in the middle one prediction fades into the other. Up to
-128 pixels from a cut, DeepLabv1 ResNet-50 predicted other labels than without it."""
+"""Pixels that neighbouring tiles share. In the middle of them one prediction fades into the other;
+what is further out, 128 pixels, is not used: there a network lacks surroundings, and DeepLabv1
+ResNet-50 predicts other labels."""
 BLEND = 64
 """Pixels over which one prediction fades into the other, in the middle of the overlap."""
 ALIGNMENT = 32
 """Tiles start at multiples of this, where downsampling networks start in the whole image, too."""
-
-
 CANVAS_FILES = (
     "done", "label.npy", "confidence.npy", "below0.npy", "below1.npy", "right0.npy", "right1.npy",
 )  # fmt: skip
+"""Files of a ``TileCanvas``."""
 
 
 class Window(NamedTuple):
