@@ -310,8 +310,8 @@ class Method(BatchSegmenter):
         start = time.perf_counter()
 
         def cost_of(height: int, width: int) -> Estimate:
-            one = self.estimate(height, width)
-            return replace(one, num_bytes=len(images) * one.num_bytes)
+            single = self.estimate(height, width)
+            return replace(single, num_bytes=len(images) * single.num_bytes)
 
         with torch.inference_mode(False), torch.no_grad():
             try:
@@ -362,8 +362,8 @@ class Method(BatchSegmenter):
                 images = torch.stack([self._load(image, normalized=False) for image in noise])
                 try:
                     network = Network(self.model, self.interface, self.san)
-                    one, other = (network.probs(images[[0, beside]]) for beside in (1, 2))
-                    if len(one) != 2 or not torch.allclose(one[0], other[0], atol=1e-4):
+                    first, second = (network.probs(images[[0, beside]]) for beside in (1, 2))
+                    if len(first) != 2 or not torch.allclose(first[0], second[0], atol=1e-4):
                         engine.limit_batch(1, "the network mixes the images of a batch")
                 except torch.OutOfMemoryError:
                     raise

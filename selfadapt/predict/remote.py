@@ -93,7 +93,7 @@ def find_remote(addresses: Iterable[str]) -> list[Input]:
         # The part of the pattern that is fixed; outputs keep the folders below it.
         parts = path_of(address).parts
         fixed = next((i for i, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
-        found = {}
+        matches: dict[str, Input] = {}
         for file, version in find_files(address).items():
             path = path_of(file)
             subfolder = Path(*path.parent.parts[fixed:]) if is_pattern(address) else Path()
@@ -101,10 +101,10 @@ def find_remote(addresses: Iterable[str]) -> list[Input]:
             if item.is_video:
                 raise ValueError(f"{file} is a video, which must be on a disk; download it first")
             if is_file or path.suffix.lower() in IMAGES:
-                found[file] = item
-        if not found:
+                matches[file] = item
+        if not matches:
             raise FileNotFoundError(f"there is no image at {address}")
-        inputs = {**found, **inputs}
+        inputs = {**matches, **inputs}
     return list(inputs.values())
 
 

@@ -227,7 +227,7 @@ class PredictRun:
 
         def show_tiles(done: int, total: int) -> None:  # they count as images
             text = f"tiles of {item.path.name}"
-            self.show(self._done + done, self._total + total, text)
+            self.show(self._done + done, self._total + total - 1, text)
 
         def segment() -> UnitOutcome:
             return self.large.segment(item, paths, work, self.classes, key.stamp, show_tiles)
